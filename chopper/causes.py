@@ -59,6 +59,6 @@ def parents(cause: str) -> tuple[str, ...]:
 
 
 def inherited(cause: str, field: Literal["color", "advice", "basis"]) -> str:
-    """Return what is said of a cause, or of its nearest ancestor of which it is said."""
+    """Return a text about a cause, or about its nearest ancestor that has one."""
     nodes = (CAUSES[node] for node in (cause, *parents(cause)) if node in CAUSES)
     return next((text for node in nodes if (text := getattr(node, field))), "")

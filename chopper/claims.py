@@ -30,7 +30,7 @@ CLAIMS = msgspec.toml.decode((_DATA / "claims.toml").read_bytes(), type=dict[str
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check of a run: what it found when it speaks, and the claims that it can withhold.
+    """A check of a run: its finding, and the claims that it can withhold.
 
     ``damage`` continues "The trace …" in the first line of a report; empty where it does not limit
     what the verdict is about.

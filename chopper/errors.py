@@ -86,7 +86,7 @@ _UNSEEN = frozenset((0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFF
 
 
 def is_shown(character: str) -> bool:
-    """Return whether a character shows as itself: it is no control, no mark of direction."""
+    """Return whether a character is printed as itself: not a control, not a direction mark."""
     from unicodedata import category
 
     code = ord(character)
@@ -132,7 +132,7 @@ def message_line(text: str, most: int = MESSAGE_MOST - len("chopper: ")) -> str:
 
 
 def tell(message: str) -> None:
-    """Write a line to stderr; that nobody listens is no reason to fail.
+    """Write a line to stderr; a closed stderr is ignored.
 
     Whatever Chopper says there goes through here, but for lines that a terminal overwrites.
     """

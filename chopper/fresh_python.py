@@ -119,7 +119,7 @@ def leave_out_pandas() -> None:
 
 
 def keep_current_directory_last() -> None:
-    """Let what is installed win over files of the same name in the current directory.
+    """Prefer installed packages to files of the same name in the current directory.
 
     For ``python -m chopper``, which Python starts with the current directory first. It stays on the
     path, at its end, so that a clone works that is not installed.

@@ -12,14 +12,14 @@ def base_name(kernel: str) -> str:
     out: ``void at::f<int>(int*) [clone .kd]`` is ``at::f``.
     """
     name = plain(kernel).replace("(anonymousnamespace)", "{anonymous}")
-    kept: list[str] = []
+    parts: list[str] = []
     depth = 0
     for char in name:
         depth += char in "<("
         if not depth:
-            kept.append(char)
+            parts.append(char)
         depth = max(depth - (char in ">)"), 0)
-    return "".join(kept) or name
+    return "".join(parts) or name
 
 
 def without_suffixes(kernel: str) -> str:

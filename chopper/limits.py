@@ -62,7 +62,7 @@ def usable_memory_bytes() -> int:
 
 
 def return_freed_memory() -> None:
-    """Return to the system what is freed, which allocators keep; as far as they can."""
+    """Return freed memory to the system, as far as the allocators can."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
@@ -85,7 +85,7 @@ def usable_cores() -> int:
 
 
 class Intake:
-    """Counts what is read of one file; what is beyond the limits is an `InputError`.
+    """Count the bytes read of one file; beyond the limits raise an `InputError`.
 
     Args:
         path: the file, for messages.
@@ -145,7 +145,7 @@ class Intake:
 
 
 class Arrival:
-    """Counts what a server sends of one file; what is beyond the limits is an `InputError`.
+    """Count the bytes that a server sends of one file; beyond the limits raise an `InputError`.
 
     Args:
         name: the file, for messages.
@@ -184,7 +184,7 @@ class Arrival:
                 self._check_disk(size_bytes)
 
     def at(self, sent_bytes: int, unpacked_bytes: int | None = None) -> None:
-        """Take notice of what was sent, and unpacked of it, so far."""
+        """Count the bytes received, and unpacked, so far."""
         self.sent_bytes = max(self.sent_bytes, sent_bytes)
         unpacked_bytes = sent_bytes if unpacked_bytes is None else unpacked_bytes
         self.unpacked_bytes = max(self.unpacked_bytes, unpacked_bytes)

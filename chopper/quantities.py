@@ -137,13 +137,13 @@ def whole(value: float, name: str) -> int:
 
 
 def positive(value: float, name: str) -> None:
-    """Refuse what is not a positive finite number."""
+    """Refuse a value that is not a positive finite number."""
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"{name}: found {value:g}, expected more than zero")
 
 
 def between(value: float, least: float, most: float, name: str) -> None:
-    """Refuse what is outside of what the formulas were made for, so that no result is nonsense."""
+    """Refuse a value outside of the range of the formulas, where a result would be nonsense."""
     positive(value, name)
     if not least <= value <= most:
         raise UsageError(f"{name}: found {value:g}, expected {least:g} to {most:g}")

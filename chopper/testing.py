@@ -66,7 +66,7 @@ class FakeClock(SystemClock):
         return self._raw_ns
 
     def cpu_ns(self) -> int:
-        """CPU time of the process: what was passed to ``work``."""
+        """CPU time of the process: the amounts passed to ``work``."""
         return self._cpu_ns
 
     def advance(self, duration_ns: int) -> None:
@@ -146,7 +146,7 @@ class ReplayCollector:
             self._files += (write_table(context.directory, name, table.to_pydict()),)
 
     def stop(self) -> CollectorReport:
-        """Report what was written."""
+        """Report the files and the samples written."""
         return CollectorReport(
             name=self.name,
             status="obtained",

@@ -25,7 +25,7 @@ _MOST_RATIO = 1e4
 
 
 def _known(show: Callable[[float], str]) -> Callable[[float | None], str]:
-    """Have a function of a number show what is not known as a dash."""
+    """Make a formatter of numbers print a dash for an unknown one."""
 
     @wraps(show)
     def shown(value: float | None) -> str:
@@ -211,10 +211,10 @@ _ACRONYM = re.compile(r"\b(mfu|hfu|cpu|flop|id)\b")
 
 def heading(column: str) -> str:
     """A column's name for people, without the unit that its cells carry."""
-    found = unit(column)
-    words = (column.removesuffix(f"_{found}") if found else column).replace("_", " ")
+    suffix = unit(column)
+    words = (column.removesuffix(f"_{suffix}") if suffix else column).replace("_", " ")
     words = _ACRONYM.sub(lambda m: m.group().upper(), words)
-    if found != "count" or words.endswith(("s", "out of sequence", "count")):
+    if suffix != "count" or words.endswith(("s", "out of sequence", "count")):
         return words
     return f"{words}es" if words.endswith(("ch", "sh", "x")) else f"{words}s"
 
@@ -234,9 +234,9 @@ def cell(column: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        found = unit(column)
-        if found is not None:
-            return _UNITS[found](value)
+        suffix = unit(column)
+        if suffix is not None:
+            return _UNITS[suffix](value)
         if is_number_of(column):
             return str(value)
         if isinstance(value, int) or abs(value) >= 999.5:
@@ -257,10 +257,10 @@ def shapes(text: str) -> str:
         return text
     if not isinstance(dims, list):
         return text
-    shown = [_shape(d) for d in dims]
-    while shown and not shown[-1]:
-        shown.pop()
-    return ", ".join(s or UNKNOWN for s in shown)
+    parts = [_shape(d) for d in dims]
+    while parts and not parts[-1]:
+        parts.pop()
+    return ", ".join(s or UNKNOWN for s in parts)
 
 
 def _shape(dims: object) -> str:
@@ -273,13 +273,13 @@ def _shape(dims: object) -> str:
 
 def ranges(numbers: Iterable[int]) -> str:
     """``0-3,8``: as taskset and the kernel write sets of cores."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def plural(number: int, noun: str) -> str:
@@ -309,19 +309,19 @@ def ellipsize_all(texts: Sequence[str], width: int) -> list[str]:
 
     Of those that would look alike, the part from where they begin to differ is shown, too.
     """
-    shown = [ellipsize(text, width) for text in texts]
+    labels = [ellipsize(text, width) for text in texts]
     alike: dict[str, set[str]] = {}
-    for text, short in zip(texts, shown, strict=True):
+    for text, short in zip(texts, labels, strict=True):
         alike.setdefault(short, set()).add(text)
     head = width // 3
     for i, text in enumerate(texts):
-        differing = alike[shown[i]]
+        differing = alike[labels[i]]
         if len(differing) > 1 and width >= _TELLING_WIDTH:
-            others = differing - {text}
-            same = [sum(itertools.takewhile(bool, map(str.__eq__, text, o))) for o in others]
+            rest = differing - {text}
+            same = [sum(itertools.takewhile(bool, map(str.__eq__, text, o))) for o in rest]
             start = max(max(same) - 2, head)
-            shown[i] = f"{text[:head]}…{ellipsize(text[start:], width - head - 1)}"
-    return shown
+            labels[i] = f"{text[:head]}…{ellipsize(text[start:], width - head - 1)}"
+    return labels
 
 
 _TELLING_WIDTH = 12
@@ -387,12 +387,12 @@ _SIZE = re.compile(r"\d{1,9}")
 def _mangled(text: str) -> str:
     """The function of an Itanium-mangled name: the last of its length-prefixed identifiers."""
     at = 3 if text.startswith("_ZN") else 2
-    found = None
+    piece = None
     while (size := _SIZE.match(text, at)) is not None:
         at = size.end()
-        found = text[at : at + int(size.group())]
+        piece = text[at : at + int(size.group())]
         at += int(size.group())
-    return found or text
+    return piece or text
 
 
 def _parse(text: str, at: int) -> tuple[str, int]:

@@ -250,8 +250,8 @@ def recurrent(record: Record, passes: int = 1) -> Work:
 
 
 def _matrices(record: Record) -> list[tuple[int, Shape]]:
-    found = [(i, record.shape(i)) for i in range(len(record)) if record.has(i)]
-    return [(i, shape) for i, shape in found if len(shape) > 1 and all(shape)]
+    inputs = [(i, record.shape(i)) for i in range(len(record)) if record.has(i)]
+    return [(i, shape) for i, shape in inputs if len(shape) > 1 and all(shape)]
 
 
 def function_product(record: Record, passes: int = 1) -> Work:

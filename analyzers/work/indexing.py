@@ -22,7 +22,7 @@ def _dimension(record: Record, index: int, shape: Shape) -> int:
 
 
 def _picked_bytes(record: Record, elements: int) -> int:
-    """Bytes of so many elements of the first argument: read, once at most, and written."""
+    """Bytes of that many elements of the first argument: read, once at most, and written."""
     out = elements * record.itemsize(0)
     return min(out, record.nbytes(0)) + out
 
@@ -112,14 +112,14 @@ def index(record: Record) -> int:
 @moves
 def topk(record: Record) -> int:
     """(self, k, dim, …) or (self, …): values and their places."""
-    shape, kept = record.shape(0), record.numel(0)
+    shape, count = record.shape(0), record.numel(0)
     if record.name == "aten::topk":
         k = record.integer(1)
         if k is None or k < 0 or not shape:
             raise Unknown("how many are kept was not recorded")
-        kept = kept // max(1, shape[_dimension(record, 2, shape)]) * k
-    values = 0 if record.name == "aten::argsort" else kept * record.itemsize(0)
-    return record.nbytes(0) + values + kept * INDEX_BYTES
+        count = count // max(1, shape[_dimension(record, 2, shape)]) * k
+    values = 0 if record.name == "aten::argsort" else count * record.itemsize(0)
+    return record.nbytes(0) + values + count * INDEX_BYTES
 
 
 @moves

@@ -45,7 +45,7 @@ class NameSearch:
         """Mask of the names that have it."""
         if len(values) < _FEW:
             return np.array([self(v) for v in values], dtype=bool)
-        found: np.ndarray = pc.match_substring_regex(
+        matches: np.ndarray = pc.match_substring_regex(
             pa.array(values, pa.string()),
             self._wider,
             ignore_case=bool(self.pattern.flags & re.IGNORECASE),
@@ -54,11 +54,11 @@ class NameSearch:
         odd = np.array([not v.isascii() or "\n" in v for v in values], dtype=bool)
         again = odd
         if self.excluded is not None or self._wider != self.pattern.pattern:
-            again = found | odd
+            again = matches | odd
         rows = np.flatnonzero(again)
-        found = found.copy()
-        found[rows] = [self(values[i]) for i in rows.tolist()]
-        return found
+        matches = matches.copy()
+        matches[rows] = [self(values[i]) for i in rows.tolist()]
+        return matches
 
 
 _NAMES = tomllib.loads(
@@ -80,9 +80,9 @@ def matmul_dtype(dtype: str | None, kernel_name: str) -> str | None:
         return "fp8" if _FP8.search(kernel_name) else dtype
     if dtype not in ("fp32", None):
         return dtype
-    for found, pattern in _PATTERNS:
+    for kind, pattern in _PATTERNS:
         if pattern.search(kernel_name):
-            return found
+            return kind
     return dtype
 
 
@@ -96,8 +96,8 @@ def kernel_families(values: Sequence[str]) -> list[str | None]:
     """Families that kernels' names tell: "gemm", "conv", "sdpa", "vector"; None if nothing."""
     families: list[str | None] = [None] * len(values)
     rows = np.arange(len(values))
-    for family, found in _KINDS:
-        hit = found.many([values[i] for i in rows.tolist()])
+    for family, search in _KINDS:
+        hit = search.many([values[i] for i in rows.tolist()])
         for row in rows[hit].tolist():
             families[row] = family
         rows = rows[~hit]
@@ -135,7 +135,7 @@ def element_bytes(name: str) -> int | None:
     first = _FIRST_TYPE.search(name)
     if first:
         return _WIDTHS.get(first.group(1))
-    widths = {_FLOAT_WIDTHS.get(found, 2) for found in _FLOATS.findall(name)}
+    widths = {_FLOAT_WIDTHS.get(float_type, 2) for float_type in _FLOATS.findall(name)}
     if widths == {2, 4} and "opy" not in name and "onvert" not in name:
         return 2
     return widths.pop() if len(widths) == 1 else None

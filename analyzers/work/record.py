@@ -56,7 +56,7 @@ _TRUTHS = {"True": True, "False": False}
 
 
 class Unknown(Exception):
-    """The record does not say enough; the text says what is missing. Never leaves the package."""
+    """The record is incomplete; the text names the missing value. Never leaves the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Record:
         return _integers(self.text(index))
 
     def sizes(self, index: int, rank: int, default: Shape | None = None) -> Shape:
-        """A kernel, stride, padding or dilation: one value may stand for all dimensions.
+        """A kernel, stride, padding or dilation: one value may apply to all dimensions.
 
         `default` is what an empty list means.
         """
@@ -284,9 +284,9 @@ def moves(traffic: Callable[..., int]) -> Callable[..., Work]:
 
 def with_bytes(work: Work, traffic: Callable[[], int]) -> Work:
     """`work` with its traffic, or with the reason why that is not known."""
-    kept = None if work.reason is not None and work.reason.startswith("bytes: ") else work.reason
+    reason = None if work.reason is not None and work.reason.startswith("bytes: ") else work.reason
     try:
-        return replace(work, bytes_count=traffic(), reason=kept)
+        return replace(work, bytes_count=traffic(), reason=reason)
     except Unknown as exc:
         return replace(work, reason=f"bytes: {exc}")
 

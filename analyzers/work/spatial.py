@@ -101,6 +101,6 @@ def real_to_complex(record: Record) -> int:
     if not dims or not shape:
         raise Unknown("the dimensions were not recorded")
     last = shape[dims[-1] % len(shape)]
-    kept = last // 2 + 1 if record.boolean(3) else last
-    out = record.numel(0) // max(1, last) * kept
+    width = last // 2 + 1 if record.boolean(3) else last
+    out = record.numel(0) // max(1, last) * width
     return record.nbytes(0) + out * 2 * record.itemsize(0)

@@ -194,7 +194,7 @@ def reduce(
     dim: int = 1,
     result: Literal["same", "sum", "bool", "index", "value_and_index", "two"] = "same",
 ) -> int:
-    """Reads self, writes what is left of it. `dim` is the position of the dimensions.
+    """Reads self, writes the remaining elements. `dim` is the position of the dimensions.
 
     Where the reduced dimensions were not recorded (no concrete inputs), only the reading counts:
     what is left is mostly a small part of it.
@@ -212,13 +212,13 @@ def _reduced_bytes(record: Record, dim: int, result: str) -> int:
     outs = [i for i in range(1, len(record)) if record.has(i)]
     if outs:
         return sum(record.nbytes(i) for i in outs)
-    left = _left_count(record, dim, record.shape(0))
+    remaining = _left_count(record, dim, record.shape(0))
     size = record.itemsize(0)
     if result == "sum" and not _is_float(record.dtype(0)):
         size = 8
     # max() over everything has no index; max(dim) has one per value.
     indexed = size + 8 if len(record) > 1 else size
-    return left * {"bool": 1, "index": 8, "value_and_index": indexed, "two": 2 * size}.get(
+    return remaining * {"bool": 1, "index": 8, "value_and_index": indexed, "two": 2 * size}.get(
         result, size
     )
 

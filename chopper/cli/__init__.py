@@ -122,17 +122,17 @@ def _is_program(words: list[str]) -> bool:
 
 
 def _suggested(words: list[str]) -> str | None:
-    """Return the command that a name of another tool, or of a workload, stands for."""
+    """Return Chopper's command for the name of another tool's, or of a workload."""
     from chopper.experiments.catalogue import program
 
     first, *rest = words
     name = first.strip().lower()
-    found = next((ours for ours, names in _OTHER_NAMES.items() if name in names.split()), None)
+    name_here = next((ours for ours, names in _OTHER_NAMES.items() if name in names.split()), None)
     if program(name) is not None:
         return shlex.join(["chopper", "bench", *words])
-    if found == "record" and rest and meant(rest)[0] == "report":
-        found = "report"
-    return found and shlex.join(["chopper", found, *rest])
+    if name_here == "record" and rest and meant(rest)[0] == "report":
+        name_here = "report"
+    return name_here and shlex.join(["chopper", name_here, *rest])
 
 
 class LazyGroup(click.Group):
@@ -287,8 +287,8 @@ def _end_unread() -> NoReturn:
 def main() -> None:
     """Entry point: one line per error, never a traceback for what the user can mend."""
     words = sys.argv[1:]
-    for said in words:
-        remember(said)
+    for line in words:
+        remember(line)
     while words[:1] in (["--max-input"], ["--allow-redirects"]):
         words = words[2 if words[0] == "--max-input" else 1 :]
     word = "".join(meant(words)[:1])

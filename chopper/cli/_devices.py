@@ -22,9 +22,9 @@ def device_name(text: str, option: str) -> str:
     """Return the id of a device by any usual name; say which one a family's name was taken for."""
     from chopper.hardware.devices import meant, short_name
 
-    device, *others = meant(text)
-    if others:
-        names = ", ".join(map(short_name, others[:5]))
+    device, *alternatives = meant(text)
+    if alternatives:
+        names = ", ".join(map(short_name, alternatives[:5]))
         say(
             f"{option} {text}: taken as {short_name(device)} ({device.label}); other choices: "
             f"{names}"
@@ -51,16 +51,16 @@ def device_of_two(command: _Command) -> _Command:
 
 def _option(command: _Command, more: str, sides: Sequence[str]) -> _Command:
     def remembered(context: click.Context, _: click.Parameter, values: Sequence[str]) -> None:
-        found: dict[tuple[str, int | None], str] = {}
+        devices: dict[tuple[str, int | None], str] = {}
         for text in values:
             side, ranks, name = _parts(text, sides)
             device = device_name(name, "--device")
             for rank in ranks:
-                if found.setdefault((side, rank), device) != device:
+                if devices.setdefault((side, rank), device) != device:
                     of = "" if rank is None else f" of rank {rank}"
-                    first = found[side, rank]
+                    first = devices[side, rank]
                     raise UsageError(f"--device: two devices{of}, {first} and {device}; name one")
-        context.meta[shared.STATED] = found
+        context.meta[shared.STATED] = devices
         context.meta[_TYPED] = values
 
     return click.option(

@@ -31,17 +31,17 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
 
     def exactly_one(self, *names: str, missing: str) -> None:
         """Refuse none or several of these fields, by a UsageError."""
-        shown = [_shown(type(self), name) for name in names if getattr(self, name)]
-        if len(shown) != 1:
-            said = f"{' and '.join(shown)} contradict each other" if shown else missing
+        named = [_shown(type(self), name) for name in names if getattr(self, name)]
+        if len(named) != 1:
+            message = f"{' and '.join(named)} contradict each other" if named else missing
             every = [_shown(type(self), name) for name in names]
-            raise UsageError(f"{said}; give one of {', '.join(every[:-1])} and {every[-1]}")
+            raise UsageError(f"{message}; give one of {', '.join(every[:-1])} and {every[-1]}")
 
     def contradict(self, *names: str) -> None:
         """Refuse two of these fields, of which at most one can be given, by a UsageError."""
-        shown = [_shown(type(self), name) for name in names if name in self.given]
-        if len(shown) > 1:
-            raise UsageError(f"{' and '.join(shown)} contradict each other; give one of them")
+        named = [_shown(type(self), name) for name in names if name in self.given]
+        if len(named) > 1:
+            raise UsageError(f"{' and '.join(named)} contradict each other; give one of them")
 
     def first_given(self, *names: str) -> str | None:
         """The option, as the user writes it, of the first of these fields that was given."""
@@ -205,17 +205,17 @@ def _type(name: str, kinds: set[Any]) -> Any:
 def parameters(struct: type[msgspec.Struct]) -> list[click.Parameter]:
     """Return the arguments and options of a struct and of those that it holds the options of."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
-    made: list[click.Parameter] = []
+    options: list[click.Parameter] = []
     for name, (kind, note) in _annotated(struct).items():
         if isinstance(note, OptionsOf):
-            made += parameters(note.struct)
+            options += parameters(note.struct)
         else:
-            made.append(_parameter(name, kind, note, defaults[name]))
-    return made
+            options.append(_parameter(name, kind, note, defaults[name]))
+    return options
 
 
 def read(struct: type[Options], values: dict[str, Any]) -> Options:
-    """Return the struct with what the user gave; what was not given is the field's default."""
+    """Return the struct with the user's values; the others are the fields' defaults."""
     context = click.get_current_context()
     commandline = click.core.ParameterSource.COMMANDLINE
     given = {n: v for n, v in values.items() if context.get_parameter_source(n) is commandline}

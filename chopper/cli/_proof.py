@@ -64,10 +64,10 @@ class Machine:
                 self.made[name] = _record(self._command(name), self.folder / name)
             except ChopperError as exc:
                 self.made[name] = exc
-        made = self.made[name]
-        if isinstance(made, ChopperError):
-            raise made
-        return made
+        trace = self.made[name]
+        if isinstance(trace, ChopperError):
+            raise trace
+        return trace
 
     def printed(self, name: str) -> Any:
         """Return the JSON that the command of a recording printed."""

@@ -153,7 +153,7 @@ class OneOf(_Choice):
 def completing(
     names: Callable[[], Iterable[str]],
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return what has the shell complete one of these names, or the last in a list with commas.
+    """Return a completion of these names, also of the last one in a list with commas.
 
     The names are asked for only then.
     """
@@ -231,8 +231,8 @@ def check_of_experiments(*used: str) -> None:
         UsageError: others were given.
     """
     names = (str(parameter.name) for parameter in click.get_current_context().command.params)
-    if others := given(*(name for name in names if name not in used)):
-        raise UsageError(f"{others}: of runs alone, and found an experiment; name one of its runs")
+    if unused := given(*(name for name in names if name not in used)):
+        raise UsageError(f"{unused}: of runs alone, and found an experiment; name one of its runs")
 
 
 def engines(command: _Command) -> _Command:
@@ -441,9 +441,9 @@ def stated(side: str = "") -> dict[int | None, str] | None:
     Args:
         side: which of two runs; what is named for both counts where nothing is for the one.
     """
-    found = click.get_current_context().meta.get(STATED) or {}
-    both = {rank: name for (of, rank), name in found.items() if not of}
-    return both | {rank: name for (of, rank), name in found.items() if of and of == side} or None
+    stated = click.get_current_context().meta.get(STATED) or {}
+    both = {rank: name for (of, rank), name in stated.items() if not of}
+    return both | {rank: name for (of, rank), name in stated.items() if of and of == side} or None
 
 
 def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
@@ -454,7 +454,9 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     counted: deque[str] = deque([""], maxlen=1)
     meta = click.get_current_context().meta
     ranks, steps = (
-        None if (told := meta.get(f"chopper.{option}")) is None else integers(told, f"--{option}")
+        None
+        if (listed := meta.get(f"chopper.{option}")) is None
+        else integers(listed, f"--{option}")
         for option in ("ranks", "steps")
     )
     with progress(f"looking for {name or 'the run'}", counted):
@@ -466,16 +468,16 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
     with progress(f"reading {name or 'the run'}", counted):
         run = load(list(sources), engine=engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
-        found = attribute(run, engine=engine, ranks=ranks, steps=steps)
+        attribution = attribute(run, engine=engine, ranks=ranks, steps=steps)
     if meta.get("chopper.engine") is not engine:
         engine.close()  # what is held stays; idle workers take memory that the views need
-    return found
+    return attribution
 
 
 def write_run(
     make: Callable[[Path], RunManifest], output: Path | str, *, force: bool, as_json: bool
 ) -> None:
-    """Write a run beside its place, move it there when it is whole, and say what was found.
+    """Write a run to a temporary name, move it into place when it is complete, print its findings.
 
     A run for an address is made among the temporary files and copied there, its manifest last.
 
@@ -490,17 +492,17 @@ def write_run(
     from chopper.storage.caches import scratch
 
     if isinstance(output, Path):
-        made = _placed(make, output, force=force)
+        result = _placed(make, output, force=force)
     else:
         remote.check_upload(output, force=force)
         with scratch("upload") as folder:
-            made = _placed(make, folder / remote.name_of(output), force=False)
-            remote.upload(folder / made.name, output, force=force)
+            result = _placed(make, folder / remote.name_of(output), force=False)
+            remote.upload(folder / result.name, output, force=force)
     if as_json:
-        click.echo(manifest.encode(made), nl=False)
+        click.echo(manifest.encode(result), nl=False)
     else:
         print_path(output)
-    for finding in [*made.findings, *(f for p in made.ranks for f in p.findings)]:
+    for finding in [*result.findings, *(f for p in result.ranks for f in p.findings)]:
         tell(f"{finding.severity}: {finding.message}")
     tell(f"next: {next_command('chopper analyze {RUN}', RUN=[output])}")
 
@@ -514,18 +516,18 @@ def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -
 
     check_output(target, force=force)
     with written_beside(target) as fresh:
-        made = make(fresh)
-        made.name = Path(os.path.realpath(target)).name
-        write_atomic(fresh / MANIFEST, manifest.encode(made))
+        result = make(fresh)
+        result.name = Path(os.path.realpath(target)).name
+        write_atomic(fresh / MANIFEST, manifest.encode(result))
         is_named = target.is_dir() and not any(target.iterdir())  # it may be the current one
         with new_output(target, force=force, say=say) as run_dir:
             if not is_named:
                 fresh.replace(run_dir)  # which is empty: in one step
-                return made
+                return result
             # The manifest last: without it, what is there is not a whole run.
             for entry in sorted(fresh.iterdir(), key=lambda entry: entry.name == MANIFEST):
                 entry.replace(run_dir / entry.name)
-    return made
+    return result
 
 
 def run_name(trace: Path) -> str:

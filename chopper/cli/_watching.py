@@ -49,7 +49,7 @@ class Watch:
             self.poll()
 
     def poll(self) -> None:
-        """Read what is new, and say so."""
+        """Read new rows and update the display."""
         self.latest = self._live.poll()
         if self._attribute and self.latest.traces != self._seen:
             # A rank that is still writing cannot be read yet: the next poll tries again.
@@ -92,8 +92,8 @@ def panel(path: Path, title: str) -> Iterator[Callable[[IO[bytes]], None]]:
         pumps.append(threading.Thread(target=pump, args=(stream,), daemon=True))
         pumps[-1].start()
 
-    with Live(rendering.panel(watch.latest, title), console=console, auto_refresh=False) as shown:
-        watch.changed = lambda: shown.update(
+    with Live(rendering.panel(watch.latest, title), console=console, auto_refresh=False) as display:
+        watch.changed = lambda: display.update(
             rendering.panel(watch.latest, title, watch.verdict), refresh=True
         )
         watch.start()

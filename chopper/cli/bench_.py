@@ -135,12 +135,12 @@ def command(
         raise
     # After all checks: --force replaces the run that is there.
     path = output or Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{workload}"
-    with new_output(path, force=force, say=say) as place:
+    with new_output(path, force=force, say=say) as folder:
         for note in launch.notes:
             say(note)
         if launch.workload.experiment:
-            return _experiment(launch, path, place, as_json=as_json)
-        return _single(launch, path, place, as_json=as_json)
+            return _experiment(launch, path, folder, as_json=as_json)
+        return _single(launch, path, folder, as_json=as_json)
 
 
 def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
@@ -149,10 +149,10 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
     from chopper.experiments.catalogue import program
     from chopper.reports.experiment import headlines_page
 
-    found = program(workload)
-    if found is None or found.model is None:
+    entry = program(workload)
+    if entry is None or entry.model is None:
         return
-    headlines = [*found.model()]
+    headlines = [*entry.model()]
     if as_json:
         document = {
             "schema": "chopper.headlines/1",
@@ -164,20 +164,20 @@ def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
         print_page(headlines_page(workload, headlines))
 
 
-def _single(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
+def _single(launch: Launch, path: Path, folder: Path, *, as_json: bool) -> int:
     """One recorded run."""
     from chopper.storage.destination import holds_recording
 
     say(f"recording {launch.name} with {launch.ranks} ranks into {path}")
-    exit_code = launch.run(place)
-    if exit_code and not _ended(launch.name, exit_code, path, kept=holds_recording(place)):
+    exit_code = launch.run(folder)
+    if exit_code and not _ended(launch.name, exit_code, path, kept=holds_recording(folder)):
         return exit_code
     _show_what_there_is(exit_code, lambda: _show(path, launch.name, exit_code, as_json=as_json))
     return exit_code
 
 
 def _show_what_there_is(exit_code: int, show: Callable[[], None]) -> None:
-    """Show a result; of a run that failed, its exit code says more than what it lacks."""
+    """Show a result; a failed run's exit code matters more than missing parts of it."""
     try:
         show()
     except ChopperError as exc:
@@ -212,7 +212,7 @@ def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     tell(f"next: {command}")
 
 
-def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> int:
+def _experiment(launch: Launch, path: Path, folder: Path, *, as_json: bool) -> int:
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
     from chopper.experiments import results as ex
     from chopper.experiments.declarations import Variant
@@ -239,7 +239,7 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
         machine_cores=machine_cores(),
         variants=[ex.VariantPlan(name=v.name, summary=v.summary) for v in variants],
     )
-    ex.write_plan(place, plan)
+    ex.write_plan(folder, plan)
     say(
         f"recording {launch.name}: {fmt.plural(len(variants), 'variant')} × "
         f"{fmt.plural(launch.repeats, 'repetition')} with {fmt.plural(launch.ranks, 'rank')} into "
@@ -253,16 +253,16 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
     ]
     started_s = time.monotonic()
     for done, (name, variant, planned) in enumerate(runs):
-        left = _left(done, len(runs), time.monotonic() - started_s, launch.expected_s)
-        say(f"{done + 1} of {len(runs)}: {name}{left}")
-        (place / name).mkdir()
-        with others_while() as others:
-            exit_code = launch.run(place / name, variant)
-        plan.other_cores[name] = others.cores
-        if not exit_code or holds_recording(place / name):
+        remaining = _left(done, len(runs), time.monotonic() - started_s, launch.expected_s)
+        say(f"{done + 1} of {len(runs)}: {name}{remaining}")
+        (folder / name).mkdir()
+        with others_while() as other_load:
+            exit_code = launch.run(folder / name, variant)
+        plan.other_cores[name] = other_load.cores
+        if not exit_code or holds_recording(folder / name):
             try:
                 finalize(
-                    place / name,
+                    folder / name,
                     command=plan.command,
                     workload=f"{launch.name} {variant.name}",
                     exit_code=exit_code,
@@ -271,11 +271,11 @@ def _experiment(launch: Launch, path: Path, place: Path, *, as_json: bool) -> in
             except ChopperError as exc:
                 say(str(exc))
         else:
-            shutil.rmtree(place / name, ignore_errors=True)
-        ex.write_plan(place, plan)
+            shutil.rmtree(folder / name, ignore_errors=True)
+        ex.write_plan(folder, plan)
         if exit_code:
             break
-    if exit_code and not _ended(name, exit_code, path, kept=holds_recording(place)):
+    if exit_code and not _ended(name, exit_code, path, kept=holds_recording(folder)):
         return exit_code
     _show_what_there_is(exit_code, lambda: _show_experiment(path, as_json=as_json))
     return exit_code
@@ -290,24 +290,24 @@ def _left(done: int, total: int, spent_s: float, expected_s: float | None) -> st
 
 
 def _show_experiment(path: Path, *, as_json: bool) -> None:
-    """Print what was measured, write the page beside it, name the next commands."""
+    """Print the measurements, write the page to the same folder, name the next commands."""
     from chopper.experiments.loading import load
     from chopper.reports import experiment as report
     from chopper.storage.files import write_atomic
 
     with progress("attributing"):
-        found = load(path)
+        result = load(path)
     if as_json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
     else:
-        print_page(report.page(found))
+        print_page(report.page(result))
     page = path / "report.html"
     with progress("writing the report"):
-        write_atomic(page, report.render(found, "html").encode("utf-8", "replace"))
+        write_atomic(page, report.render(result, "html").encode("utf-8", "replace"))
     tell(f"report: {page}")
     # What an interruption left out cannot be compared.
-    runs = {v.name: path / v.runs[0] for v in found.plan.variants if v.runs}
-    base = runs.pop(found.plan.baseline or "", None)
+    runs = {v.name: path / v.runs[0] for v in result.plan.variants if v.runs}
+    base = runs.pop(result.plan.baseline or "", None)
     if base is not None and runs:
         other = next(iter(runs.values()))
         command = fmt.next_command("chopper compare {A} {B}", A=[base], B=[other])

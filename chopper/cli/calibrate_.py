@@ -81,20 +81,22 @@ def command(
     calibration.check_writable(path)
     with progress("looking for devices"):
         kind, _ = measuring.find_device(device)
-    found = (
+    measured = (
         None if force else _stored(path, kind, ranks, threads or measuring.default_threads(ranks))
     )
-    if found is None:
+    if measured is None:
         with progress("calibrating; the machine is busy meanwhile"):
-            found = measuring.calibrate(device=kind, ranks=ranks, threads=threads, quick=quick)
-        calibration.save(found, path, replace_damaged=force)
+            measured = measuring.calibrate(device=kind, ranks=ranks, threads=threads, quick=quick)
+        calibration.save(measured, path, replace_damaged=force)
         tell(f"stored in {path}")
     else:
         tell(f"already stored in {path}; measure again with --force")
-    shared.present(lambda: page(found), lambda: calibration.to_manifest(found), as_json=as_json)
-    if (found.spread_ratio or 0) > _BUSY_RATIO:
+    shared.present(
+        lambda: page(measured), lambda: calibration.to_manifest(measured), as_json=as_json
+    )
+    if (measured.spread_ratio or 0) > _BUSY_RATIO:
         tell(
-            f"warning: repetitions differ by {fmt.ratio(found.spread_ratio)}: the machine was "
+            f"warning: repetitions differ by {fmt.ratio(measured.spread_ratio)}: the machine was "
             "not idle; measure again on an idle machine with --force"
         )
 
@@ -110,7 +112,7 @@ def _stored(path: Path, device_type: str, ranks: int, threads: int) -> Calibrati
     return next((c for c, key in zip(stored, of, strict=True) if key == wanted), None)
 
 
-def page(found: Calibration) -> Page:
+def page(measured: Calibration) -> Page:
     """Return the best rate of each kind, and how far the repeats lay apart."""
     rows: list[tuple[str, str, str]] = []
 
@@ -121,19 +123,21 @@ def page(found: Calibration) -> Page:
         spread = f"{at + ', ' if at else ''}{repeats} within {fmt.ratio(best.spread_ratio)}"
         rows.append((name, show(best.best_per_s), spread))
 
-    for dtype, rates in found.gemm.items():
+    for dtype, rates in measured.gemm.items():
         add(f"matrix product, {dtype}", rates, fmt.flops, dtype)
-    for one in found.memory:
+    for one in measured.memory:
         add(f"memory, {one.what}", [one], fmt.rate, one.what)
-    for one in found.transfer:
+    for one in measured.transfer:
         add(one.what, [one], fmt.rate, one.what)
-    for kind in dict.fromkeys(m.what.split()[0] for m in found.link):
-        rates = [m for m in found.link if m.what.startswith(kind)]
-        name = f"{kind}, {found.link_ranks} ranks, {found.link_backend}"
+    for kind in dict.fromkeys(m.what.split()[0] for m in measured.link):
+        rates = [m for m in measured.link if m.what.startswith(kind)]
+        name = f"{kind}, {measured.link_ranks} ranks, {measured.link_backend}"
         add(name, rates, fmt.rate, kind)
-    rows.append(("launching an operator", fmt.duration(found.launch_ns), ""))
-    rows.append(("launching an operator and waiting for it", fmt.duration(found.roundtrip_ns), ""))
-    notes = [f"no {what}: {why}" for what, why in sorted(found.absent.items())]
+    rows.append(("launching an operator", fmt.duration(measured.launch_ns), ""))
+    rows.append(
+        ("launching an operator and waiting for it", fmt.duration(measured.roundtrip_ns), "")
+    )
+    notes = [f"no {what}: {why}" for what, why in sorted(measured.absent.items())]
     table = Table(columns=("measured", "best", Column("", kind="name")), rows=rows)
     more = [Items(items=notes)] if notes else []
-    return Page(title="Calibration", headline=found.source, summary=[table, *more])
+    return Page(title="Calibration", headline=measured.source, summary=[table, *more])

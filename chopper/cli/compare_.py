@@ -79,8 +79,8 @@ def command(
             instead=True,
         )
         return
-    found = compared(run_a, run_b, allow_different=allow_different, all_steps=all_steps)
-    show(found, None, output, top=top, as_json=as_json)
+    comparison = compared(run_a, run_b, allow_different=allow_different, all_steps=all_steps)
+    show(comparison, None, output, top=top, as_json=as_json)
 
 
 def compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool) -> Comparison:
@@ -94,20 +94,25 @@ def compared(run_a: str, run_b: str, *, allow_different: bool, all_steps: bool) 
 
 
 def show(
-    found: Comparison, gate: Verdict | None, output: Path | None, *, top: int = 15, as_json: bool
+    comparison: Comparison,
+    gate: Verdict | None,
+    output: Path | None,
+    *,
+    top: int = 15,
+    as_json: bool,
 ) -> None:
     """Print a comparison and what became of its gate, or write it to a file."""
     from chopper.reports import comparison as report
     from chopper.reports.to_text import MARKS
 
     shared.present(
-        lambda: report.page(found, gate=gate, top=top),
-        lambda: report.to_json(found, gate),
+        lambda: report.page(comparison, gate=gate, top=top),
+        lambda: report.to_json(comparison, gate),
         as_json=as_json,
         output=output,
         instead=True,
     )
     if as_json or output is not None:
-        tell(found.verdict)
+        tell(comparison.verdict)
         for item in () if gate is None else report.gate_items(gate):
             tell(f"{MARKS[item.mark][0]} {item.text}")

@@ -1,4 +1,4 @@
-"""``chopper doctor``: what can be collected on this machine, and what is missing."""
+"""``chopper doctor``: the data that can be collected on this machine, and the data that cannot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = "chopper.doctor/1"
 )
 @shared.as_json
 def command(prove: bool, as_json: bool) -> None:
-    """Show what can be collected on this machine, and what is missing.
+    """Show the data that can be collected on this machine, and the data that cannot.
 
     Each collector is probed: whether it is available, if not why and what would change that, and
     what one sample of it costs. Nothing is recorded without --prove. Collectors are per rank: run
@@ -47,15 +47,15 @@ def command(prove: bool, as_json: bool) -> None:
       chopper doctor --json | jq '.collectors[] | select(.available | not)'
     """
     with progress("probing this machine"):
-        found = examine()
+        examined = examine()
     if prove:
-        found["proof"] = _prove(found)
-    shared.present(lambda: page(found), lambda: found, as_json=as_json)
-    if any(result["status"] == "failed" for result in found["proof"] or ()):
+        examined["proof"] = _prove(examined)
+    shared.present(lambda: page(examined), lambda: examined, as_json=as_json)
+    if any(result["status"] == "failed" for result in examined["proof"] or ()):
         sys.exit(1)
 
 
-def _prove(found: dict[str, Any]) -> list[dict[str, Any]]:
+def _prove(examined: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the results of all checks, and say each when it is known."""
     from chopper.cli import _proof
     from chopper.fresh_python import ended_by_signals
@@ -63,11 +63,11 @@ def _prove(found: dict[str, Any]) -> list[dict[str, Any]]:
 
     if sys.platform != "linux":
         raise CollectorUnavailable(f"--prove: recording needs Linux, this is {sys.platform}")
-    if found["environment"]["torch"] is None:
+    if examined["environment"]["torch"] is None:
         raise CollectorUnavailable("--prove needs torch, which is not installed; pip install torch")
     results = []
     with ended_by_signals(), scratch("prove") as folder:
-        for result in _proof.prove(_proof.Machine(found["devices"], folder)):
+        for result in _proof.prove(_proof.Machine(examined["devices"], folder)):
             say(f"{result.status}: {result.check}")
             results.append(msgspec.to_builtins(result))
     return results
@@ -230,7 +230,7 @@ def _probe(
     """Return whether a collector is available, and what its samples and driver calls cost."""
     from chopper.collectors import registry
 
-    shown: dict[str, Any] = {
+    report: dict[str, Any] = {
         "name": name,
         "scope": getattr(kind, "scope", None),
         "default": name in registry.defaults(),
@@ -252,14 +252,14 @@ def _probe(
         return answers
 
     if kind is None:
-        return shown
+        return report
     try:
-        return shown | call_within(_ANSWER_S, answer)
+        return report | call_within(_ANSWER_S, answer)
     except TimeoutError:
         reason = f"it has not answered for {_ANSWER_S:g} s: a call of its driver hangs"
     except Exception as exc:  # noqa: BLE001 - the others are shown all the same
         reason = f"its probe failed: {type(exc).__name__}: {exc}"
-    return shown | {"failed": True, "reason": reason}
+    return report | {"failed": True, "reason": reason}
 
 
 _STATUSES: dict[str, tuple[str, Mark]] = {
@@ -269,17 +269,17 @@ _STATUSES: dict[str, tuple[str, Mark]] = {
 }
 
 
-def page(found: dict[str, Any]) -> Page:
+def page(examined: dict[str, Any]) -> Page:
     """Return the page of :func:`examine`'s result: of the checks alone, if there are any."""
-    environment, results = found["environment"], found["proof"]
-    names = [device["name"] for device in found["devices"]]
-    collectors = [_collector_item(collector, names) for collector in found["collectors"]]
+    environment, results = examined["environment"], examined["proof"]
+    names = [device["name"] for device in examined["devices"]]
+    collectors = [_collector_item(collector, names) for collector in examined["collectors"]]
     sections: list[tuple[str, Sequence[Item | str]]]
     if results is None:
-        headline = _verdict(found, [item.mark for item in collectors].count("error"))
-        settings = ((one["name"], one["value"], one["means"]) for one in found["permissions"])
+        headline = _verdict(examined, [item.mark for item in collectors].count("error"))
+        settings = ((one["name"], one["value"], one["means"]) for one in examined["permissions"])
         sections = [
-            ("Devices and ceilings", _ceilings(found)),
+            ("Devices and ceilings", _ceilings(examined)),
             ("Collected here", [item for item in collectors if item.mark == "ok"]),
             ("Needs attention", [i for i in collectors if i.mark in ("error", "unknown")]),
             ("Does not apply to this machine", [i for i in collectors if i.mark == "info"]),
@@ -311,16 +311,16 @@ def _result_item(result: dict[str, Any], mark: Mark) -> Item:
     return Item(f"{result['check']}: {result['found']}{expected}", mark)
 
 
-def _ceilings(found: dict[str, Any]) -> list[Item]:
+def _ceilings(examined: dict[str, Any]) -> list[Item]:
     """Return a line for each device and calibration of this machine."""
     items = []
-    for device in found["devices"]:
+    for device in examined["devices"]:
         peaks = "not in the table of peaks: `chopper calibrate` measures the ceiling"
         if device["peaks"] is not None:
             peaks = f"{device['peaks']}, bf16 peak {fmt.flops(device['bf16_flop_per_s'])}"
         text = f"{device['device']}: {device['name']}, {fmt.bytes_(device['memory_bytes'])}"
         items.append(Item(f"{text}; {peaks}", "" if device["peaks"] is None else "ok"))
-    calibrations = found["calibrations"]
+    calibrations = examined["calibrations"]
     items += [Item(stored["source"], "ok") for stored in calibrations["stored"]]
     if calibrations["problem"] is not None:
         items.append(Item(calibrations["problem"], "error"))
@@ -330,13 +330,13 @@ def _ceilings(found: dict[str, Any]) -> list[Item]:
     return items
 
 
-def _verdict(found: dict[str, Any], failed_count: int) -> str:
+def _verdict(examined: dict[str, Any], failed_count: int) -> str:
     """Return whether this machine can record, and what."""
     if sys.platform != "linux":
         return "Reads and analyzes traces; recording needs Linux."
-    if found["environment"]["torch"] is None:
+    if examined["environment"]["torch"] is None:
         return "Reads and analyzes traces; to record, install torch in this Python."
-    devices = [device["name"] for device in found["devices"]]
+    devices = [device["name"] for device in examined["devices"]]
     on = (
         ", ".join(dict.fromkeys(devices)) if devices else "the CPU; this machine has no accelerator"
     )

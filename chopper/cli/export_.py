@@ -92,6 +92,6 @@ def _track(sources: tuple[str, ...], tracker: str, output: Path | None, *, force
 
 
 def _name(source: str) -> str:
-    """Return a name for what is made of a run, a trace or a pattern."""
+    """Return a file name for the export of a run, a trace or a pattern."""
     name = shared.run_name(Path(without_secrets(source)).resolve())
     return re.sub(r"[^\w.-]+", "", name).strip(".-_") or "export"

@@ -117,14 +117,14 @@ def command(
             runs[0], history, find, output, junit, add=add, accept=accept, as_json=as_json
         )
         return int(not accept and (judged.failed or (strict and judged.undecided)))
-    found = compared(*runs, allow_different=allow_different, all_steps=all_steps)
-    verdict = gates.decide(found, conditions, point=fail_on_point)
-    show(found, verdict, output, as_json=as_json)
+    comparison = compared(*runs, allow_different=allow_different, all_steps=all_steps)
+    verdict = gates.decide(comparison, conditions, point=fail_on_point)
+    show(comparison, verdict, output, as_json=as_json)
     if junit is not None:
         from chopper.reports import history as report
 
         cases = report.cases_of_gate(verdict)
-        shared.write_report(junit, report.junit(found.b.name, cases, time.time_ns()))
+        shared.write_report(junit, report.junit(comparison.b.name, cases, time.time_ns()))
     return int(verdict.failed)
 
 
@@ -138,11 +138,11 @@ def _check(runs: tuple[str, ...], history: Path | None, fail_on: str | None, fin
             raise UsageError("--find: nan is no number of percent, for example 2")
         if len(runs) > 1:
             raise UsageError(f"--history judges one run; leave {runs[1]} out")
-        if given := shared.given("fail_on", "fail_on_point", "allow_different", "all_steps"):
-            raise UsageError(f"{given}: of two runs; leave it out with --history")
+        if refused := shared.given("fail_on", "fail_on_point", "allow_different", "all_steps"):
+            raise UsageError(f"{refused}: of two runs; leave it out with --history")
         return
-    if given := shared.given("add", "accept", "find", "strict"):
-        raise UsageError(f"{given}: needs --history DIR")
+    if refused := shared.given("add", "accept", "find", "strict"):
+        raise UsageError(f"{refused}: needs --history DIR")
     if fail_on is None or len(runs) != 2:
         raise UsageError("give RUN and --history DIR, or BASE, RUN and --fail-on EXPR")
 

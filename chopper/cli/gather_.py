@@ -38,4 +38,4 @@ def command(nodes: tuple[str, ...], output: Path | str | None, force: bool, as_j
         paths = node_runs([Path(node) for node in here(nodes, counted.append)])
     target = output or Path("runs") / f"{paths[0].resolve().name}-gathered"
     with progress(f"gathering {len(paths)} runs"):
-        shared.write_run(lambda place: gather(paths, place), target, force=force, as_json=as_json)
+        shared.write_run(lambda folder: gather(paths, folder), target, force=force, as_json=as_json)

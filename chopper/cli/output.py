@@ -114,7 +114,7 @@ def show_status(line: str) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, counted: Sequence[str] = ("",)) -> Iterator[None]:
-    """Say what is going on once it has taken a second.
+    """Name the activity on stderr once it has taken a second.
 
     On a terminal the line shows the seconds so far, and how much is done by the last text of
     ``counted``, and is wiped at the end; elsewhere it is printed once.

@@ -208,7 +208,7 @@ def _list(sources: tuple[str, ...], kind: _Format | None) -> None:
 
 
 def _read(query: Query, counted: deque[str]) -> None:
-    """Read what a statement names; say what is damaged and what has no rows."""
+    """Read the tables of a statement; name those that are damaged or empty."""
     from chopper.storage.remote import in_addresses
 
     with progress(f"reading {', '.join(query.names) or 'nothing'}", counted):
@@ -266,9 +266,7 @@ def _bounded(query: Query, work: Callable[[], _Result], timeout_s: float) -> _Re
 
 @contextlib.contextmanager
 def _limited(memory_bytes: int) -> Iterator[None]:
-    """Limit this process's memory to what it has and that much: DuckDB counts only a part of its
-    own.
-    """
+    """Limit this process to its present memory and that much more: DuckDB counts only a part."""
     status = Path("/proc/self/status")
     if not status.is_file():
         yield

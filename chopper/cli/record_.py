@@ -145,26 +145,26 @@ def command(
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
     _check_combination(memory=memory, no_trace=no_trace, live=live)
-    target, shown = _places(output, force=force)
+    target, target_name = _places(output, force=force)
     # Before anything is replaced.
     command_line = runnable(command_line)
     code: int | None = None
     try:
         job = recorders_job(command_line)
         with new_output(target, force=force, say=say, job=job) as path:
-            say(f"recording to {shown}")
+            say(f"recording to {target_name}")
             # In the run: whoever is killed leaves nothing elsewhere.
             notes = path / f"{NOTES}.{socket.gethostname()}-{os.getpid()}"
             create(notes).close()
             try:
                 environment = os.environ | arming.hooked(str(path), "record", options)
                 environment |= {NOTES_VARIABLE: str(notes)}
-                with _watched(path, str(shown), live=live, address=address) as sink:
+                with _watched(path, str(target_name), live=live, address=address) as sink:
                     code = launch(command_line, env=environment, output=sink)
-                seen = _messages(notes)
+                messages = _messages(notes)
             finally:
                 notes.unlink(missing_ok=True)
-            code, following = _close(path, shown, command_line, code, seen)
+            code, following = _close(path, target_name, command_line, code, messages)
         _end(target, output, following, force=force)
         return code
     except (ChopperError, OSError) as exc:
@@ -238,9 +238,9 @@ def _watched(
 
 
 def _close(
-    path: Path, shown: Path, command_line: tuple[str, ...], code: int, seen: _Messages
+    path: Path, target_name: Path, command_line: tuple[str, ...], code: int, messages: _Messages
 ) -> tuple[int, str | None]:
-    """Make a run of what the ranks wrote and say what it holds.
+    """Make a run from the ranks' files and print a summary.
 
     Returns:
         The exit code, and what to do next, if anything was recorded.
@@ -252,17 +252,17 @@ def _close(
     from chopper.wording import some
 
     failed = False
-    for left in path.glob(f".rank-*.{HANDED_OVER}"):  # its rank was killed while it received
-        shutil.rmtree(left, ignore_errors=True)
-    others = sorted({owner for _, owner in processes.recorders(path)})
+    for file in path.glob(f".rank-*.{HANDED_OVER}"):  # its rank was killed while it received
+        shutil.rmtree(file, ignore_errors=True)
+    owners = sorted({owner for _, owner in processes.recorders(path)})
     try:
         run = finalize(path, command=command_line, exit_code=code)
     except RunFormatError:
         ended = f"; the command ended with exit code {code}" if code else ""
         why = (
-            _why_nothing(seen, command_line)
+            _why_nothing(messages, command_line)
             if path.is_dir()
-            else f"the command removed the output directory {shown}"
+            else f"the command removed the output directory {target_name}"
         )
         say(f"nothing was recorded: {why}{ended}")
         return code or 1, None
@@ -274,17 +274,17 @@ def _close(
             return code or 1, None
         say(f"{exc}; what the ranks recorded is kept and readable")
     try:
-        if others:
-            say(f"{some(others)} still recording: the last to end completes the run")
+        if owners:
+            say(f"{some(owners)} still recording: the last to end completes the run")
             run.findings = [f for f in run.findings if f.code not in OF_WHOLE_RUN]
-        _summarize(run, path, shown, code)
+        _summarize(run, path, target_name, code)
     except (ChopperError, OSError) as exc:
         say(f"warning: the recording cannot be read back: {exc}")
         failed = True
     following = "chopper analyze {RUN}"
     if any(f.code == "run.ranks_missing" for f in run.findings):
         following = "chopper gather {RUN} THOSE-OF-OTHER-NODES -o all-nodes"
-    return code or int(failed), next_command(following, RUN=[shown])
+    return code or int(failed), next_command(following, RUN=[target_name])
 
 
 _LAUNCHERS_ELSEWHERE = ("ray", "deepspeed", "mpirun", "mpiexec", "srun", "accelerate", "fabric")
@@ -303,16 +303,16 @@ def _messages(notes: Path) -> _Messages:
     return first
 
 
-def _why_nothing(seen: _Messages, command_line: tuple[str, ...]) -> str:
+def _why_nothing(messages: _Messages, command_line: tuple[str, ...]) -> str:
     """Return why no rank recorded, and what to do about it, in one line."""
-    if "failed" in seen:
-        return seen["failed"]
-    if "chopper-missing" in seen:
+    if "failed" in messages:
+        return messages["failed"]
+    if "chopper-missing" in messages:
         return (
-            f"chopper cannot be imported in the command's Python ({seen['chopper-missing']}); "
+            f"chopper cannot be imported in the command's Python ({messages['chopper-missing']}); "
             "install chopper-profiler there"
         )
-    if "recording" in seen:
+    if "recording" in messages:
         return "a process began to record and could not write; see its message above"
     elsewhere = ""
     launcher = Path(command_line[0]).name
@@ -322,13 +322,13 @@ def _why_nothing(seen: _Messages, command_line: tuple[str, ...]) -> str:
             "running, do not inherit this command's environment: pass on PYTHONPATH and all "
             "variables that begin with CHOPPER_"
         )
-    if "torch" in seen:
+    if "torch" in messages:
         return (
             "torch was imported, but nothing trained (no forward in training mode with an "
             "optimizer, no backward pass, no step) and no module was called three times; to record "
             f"functions by time: chopper record --from-import -- …{elsewhere}"
         )
-    if "python" in seen:
+    if "python" in messages:
         return f"Python was started, but torch was never imported{elsewhere}"
     return (
         f"`{shlex.join(command_line[:3])}` started no Python that could be hooked; options -S, -I "
@@ -337,7 +337,7 @@ def _why_nothing(seen: _Messages, command_line: tuple[str, ...]) -> str:
     )
 
 
-def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
+def _summarize(run: m.RunManifest, path: Path, target_name: Path, code: int) -> None:
     from chopper.storage import processes
     from chopper.storage.layout import rank_dir_name
     from chopper.storage.parts import recorded_steps
@@ -355,8 +355,8 @@ def _summarize(run: m.RunManifest, path: Path, shown: Path, code: int) -> None:
         reports = [r.reason for r in part.collectors if r.name == "torch_trace" and r.reason]
         trace = ": ".join(["no trace", *reports])
     say(f"recorded {plural(len(run.ranks), 'rank')}, {plural(steps.num_rows, 'step')}, {trace}")
-    others = processes.findings(path, shown)
-    for finding in (*others, *run.findings, *(f for p in run.ranks for f in p.findings)):
+    unfinished = processes.findings(path, target_name)
+    for finding in (*unfinished, *run.findings, *(f for p in run.ranks for f in p.findings)):
         say(f"{finding.severity}: {finding.message}")
     for report in part.collectors:
         if report.status == "failed":

@@ -37,11 +37,11 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
         names = (f"report-{n}.html" if n > 1 else "report.html" for n in itertools.count(1))
         output = next(path for path in map(Path, names) if force or not path.exists())
     kind = shared.check_report(output, sources, force=force)
-    said: list[str] = []
-    shown = _rendered(sources, kind, said)
+    messages: list[str] = []
+    text = _rendered(sources, kind, messages)
     with progress("writing the report"):
-        size_bytes = shared.write_report(output, shown)
-    for number, line in enumerate(said):
+        size_bytes = shared.write_report(output, text)
+    for number, line in enumerate(messages):
         tell(f"- {line}" if number else line)
     print_path(output)
     named = [*sources, *typed()]
@@ -56,7 +56,7 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
         click.launch(output.resolve().as_uri())
 
 
-def _rendered(sources: tuple[str, ...], kind: str, said: list[str]) -> str:
+def _rendered(sources: tuple[str, ...], kind: str, messages: list[str]) -> str:
     """Return the report of a run, or of an experiment, and add what a terminal says of it."""
     from chopper import reports
 
@@ -66,10 +66,10 @@ def _rendered(sources: tuple[str, ...], kind: str, said: list[str]) -> str:
 
         shared.check_of_experiments("sources", "output", "force", "open_it")
         with progress("attributing"):
-            found = loading.load(Path(sources[0]))
-        shown = page.page(found)
-        said.append(shown.headline)
-        return reports.formatted(lambda: shown, found.to_dict, kind)
+            comparison = loading.load(Path(sources[0]))
+        rendered = page.page(comparison)
+        messages.append(rendered.headline)
+        return reports.formatted(lambda: rendered, comparison.to_dict, kind)
     attribution = shared.attributed(sources)
     with progress("rendering"):
-        return reports.render(attribution, kind, said)
+        return reports.render(attribution, kind, messages)

@@ -114,16 +114,16 @@ def _knobs(what: str, root: str, device: str | None) -> list[Knob]:
     reasons = []
     for vendor in ("cpufreq",) if what == "host" else ("nvml", "amdsmi"):
         try:
-            found = driver(vendor).knobs(what, root)  # type: ignore[arg-type]
+            knobs = driver(vendor).knobs(what, root)  # type: ignore[arg-type]
         except CollectorUnavailable as exc:
             reasons.append(f"{vendor}: {exc}" if what != "host" else str(exc))
             continue
         if device is None:
-            return found
+            return knobs
         if what == "host":
             raise UsageError("--device: the host's clock is set for all of its cores")
         wanted = [part.strip() for part in device.split(",")]
-        by_number = {knob.label.split()[1].rstrip(","): knob for knob in found}
+        by_number = {knob.label.split()[1].rstrip(","): knob for knob in knobs}
         for part in wanted:
             if part not in by_number:
                 raise UsageError(f"--device {part}: not there; found {', '.join(by_number)}")
@@ -213,15 +213,15 @@ def _measure(
         ],
         machine_cores=machine_cores(),
     )
-    with new_output(path, force=force, say=say) as place:
-        ex.write_plan(place, plan)
+    with new_output(path, force=force, say=say) as folder:
+        ex.write_plan(folder, plan)
         with guarded(knobs, lock_path()):
-            exit_code = _runs(place, plan, knobs, settings, repeats, words)
+            exit_code = _runs(folder, plan, knobs, settings, repeats, words)
         say("all settings are as before")
         if exit_code and not any(variant.runs for variant in plan.variants):
             return exit_code
         try:
-            _show(place, path, settings, unit, as_json=as_json)
+            _show(folder, path, settings, unit, as_json=as_json)
         except ChopperError as exc:
             if not exit_code:
                 raise
@@ -230,7 +230,7 @@ def _measure(
 
 
 def _runs(
-    place: Path,
+    folder: Path,
     plan: Plan,
     knobs: Sequence[Knob],
     settings: dict[str, float],
@@ -253,13 +253,13 @@ def _runs(
             number = knob.nearest(settings[planned.name])
             assert number is not None
             driver(knob.vendor).put(knob, number)
-        record = own_python("chopper", "record", "-o", str(place / name), "--", *words)
-        with others_while() as others:
+        record = own_python("chopper", "record", "-o", str(folder / name), "--", *words)
+        with others_while() as other_load:
             exit_code = launch(record, env=os.environ, output=_to_stderr)
-        plan.other_cores[name] = others.cores
-        if (place / name / "manifest.json").is_file():
+        plan.other_cores[name] = other_load.cores
+        if (folder / name / "manifest.json").is_file():
             planned.runs.append(name)
-        ex.write_plan(place, plan)
+        ex.write_plan(folder, plan)
         if exit_code:
             say(f"{name} ended with exit code {exit_code}")
             return exit_code
@@ -276,7 +276,9 @@ def _to_stderr(pipe: IO[bytes]) -> None:
     threading.Thread(target=copy, daemon=True).start()
 
 
-def _show(place: Path, path: Path, settings: dict[str, float], unit: str, *, as_json: bool) -> None:
+def _show(
+    folder: Path, path: Path, settings: dict[str, float], unit: str, *, as_json: bool
+) -> None:
     import msgspec
 
     from chopper.experiments.loading import load
@@ -285,11 +287,11 @@ def _show(place: Path, path: Path, settings: dict[str, float], unit: str, *, as_
     from chopper.storage.files import write_atomic
 
     with progress("attributing"):
-        found = swept(load(place), settings, unit)
+        result = swept(load(folder), settings, unit)
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(msgspec.to_builtins(result))
     else:
-        print_page(sweep.page(found))
-    text = formatted(lambda: sweep.page(found), lambda: msgspec.to_builtins(found), "html")
-    write_atomic(place / "report.html", text.encode("utf-8", "replace"))
+        print_page(sweep.page(result))
+    text = formatted(lambda: sweep.page(result), lambda: msgspec.to_builtins(result), "html")
+    write_atomic(folder / "report.html", text.encode("utf-8", "replace"))
     tell(f"report: {path / 'report.html'}")

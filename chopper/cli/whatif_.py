@@ -97,9 +97,9 @@ def command(
     attribution = shared.attributed(sources)
     with progress("replaying"):
         replay = Replay(attribution)
-        found = pipeline.whatif(attribution, changes, replay)
+        answer = pipeline.whatif(attribution, changes, replay)
     from chopper.reports import whatif
 
     shared.present(
-        lambda: whatif.page(found, replay), found.to_dict, as_json=as_json, output=output
+        lambda: whatif.page(answer, replay), answer.to_dict, as_json=as_json, output=output
     )

@@ -46,7 +46,7 @@ def command(workload: str | None, as_json: bool) -> None:
 
 
 def described(name: str) -> str:
-    """One workload for people: what it runs, what it takes, what can be set."""
+    """One workload for people: its program, its cost, its options."""
     from chopper.experiments.catalogue import find, options_of
 
     workload = find(name)
@@ -76,14 +76,14 @@ def described(name: str) -> str:
 
 
 def _facts(workload: Workload) -> str:
-    """Say what it takes at its default size, in a line."""
+    """Return time, memory and ranks at its default size, in one line."""
     variants = [v for v in workload.variants if v.default and not v.needs_gpu]
-    said = [fmt.plural(workload.ranks, "rank") + " without GPUs"]
+    parts = [fmt.plural(workload.ranks, "rank") + " without GPUs"]
     if workload.experiment:
         times = fmt.plural(workload.repeats, "time")
-        said.append(f"{fmt.plural(len(variants), 'variant')}, {times} each" if variants else times)
-    said.append(f"about {workload.seconds} s on two cores")
-    return "; ".join(said)
+        parts.append(f"{fmt.plural(len(variants), 'variant')}, {times} each" if variants else times)
+    parts.append(f"about {workload.seconds} s on two cores")
+    return "; ".join(parts)
 
 
 def _summary(workload: Workload, variant: Variant) -> str:

@@ -47,7 +47,7 @@ class ChopperTracker(GeneralTracker):
         """Leave the configuration to other trackers."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        """Leave what is logged to other trackers."""
+        """Ignore logged metrics, which other trackers store."""
 
     def finish(self) -> None:
         """End the recording."""

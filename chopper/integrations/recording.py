@@ -142,12 +142,12 @@ def check_version(library: str, least: str) -> None:
         ChopperError: it is older.
     """
     try:
-        found = metadata.version(library)
+        version = metadata.version(library)
     except metadata.PackageNotFoundError:
         return
-    if _numbers(found) < _numbers(least):
+    if _numbers(version) < _numbers(least):
         raise ChopperError(
-            f"{library} {found} is not supported: expected {least} or later; upgrade it, or use "
+            f"{library} {version} is not supported: expected {least} or later; upgrade it, or use "
             "chopper record"
         )
 

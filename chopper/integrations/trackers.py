@@ -70,7 +70,7 @@ _WANDB_PATIENCE = {"init_timeout": 30.0, "finish_timeout": 120.0, "finish_timeou
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What is logged of one step.
+    """The metrics of one step.
 
     Attributes:
         step: its number.
@@ -183,20 +183,20 @@ def check(tracker: str, into: Any = None, directory: object = None) -> None:
 
 
 def metrics_of(run: Attributed) -> list[StepMetrics]:
-    """Return what is logged of each numbered step, in their order. WINDOW, PIECE, STEP -> metrics.
+    """Return the metrics of each numbered step, in order. WINDOW, PIECE, STEP -> metrics.
 
     A trace without steps has no numbered window, and so only a summary.
     """
     from chopper.views import view
 
-    whole = run.whole
+    attribution = run.whole
     values: dict[int, dict[str, float]] = defaultdict(dict)
-    windows = _lengths([whole.windows])
+    windows = _lengths([attribution.windows])
     marks = _lengths([run.recording.table(rank, "step") for rank in run.recording.ranks])
     for number, (total_ns, count, _) in marks.items():
         values[number]["chopper/step_ms"] = total_ns / (count * _NS_PER_MS)
     has_peak = bool(run.ranks) and all(rank.peak_source is not None for rank in run.ranks)
-    groups = whole.by("step")
+    groups = attribution.by("step")
     causes = dict.fromkeys(cause for group in groups for cause in group.causes)
     for group in groups:
         if not isinstance(group.key, int):
@@ -214,8 +214,8 @@ def metrics_of(run: Attributed) -> list[StepMetrics]:
         for row in clocks:
             if row["number"] is not None and row[column] is not None:
                 known[row["number"]].append(row[column] / divisor)
-        for number, found in known.items():
-            values[number][f"chopper/{name}"] = sum(found) / len(found)
+        for number, samples in known.items():
+            values[number][f"chopper/{name}"] = sum(samples) / len(samples)
     ends = {number: end_ns for of in (windows, marks) for number, (_, _, end_ns) in of.items()}
     return [StepMetrics(number, ends[number], values[number]) for number in sorted(values)]
 
@@ -226,28 +226,28 @@ def _lengths(tables: list[pa.Table]) -> dict[int, tuple[int, int, int]]:
         np.concatenate([np.zeros(0, np.int64), *(ints(table, name) for table in tables)])
         for name in ("number", "start_ns", "end_ns")
     ]
-    found: dict[int, tuple[int, int, int]] = {}
+    counts: dict[int, tuple[int, int, int]] = {}
     for number, start_ns, end_ns in zip(*(c.tolist() for c in columns), strict=True):
         if number >= 0:
-            total_ns, count, last_ns = found.get(number, (0, 0, end_ns))
-            found[number] = (total_ns + end_ns - start_ns, count + 1, max(last_ns, end_ns))
-    return found
+            total_ns, count, last_ns = counts.get(number, (0, 0, end_ns))
+            counts[number] = (total_ns + end_ns - start_ns, count + 1, max(last_ns, end_ns))
+    return counts
 
 
 def summary_of(run: Attributed) -> dict[str, float]:
     """Return the step time in ms, and the share of each leaf cause with its 95 % interval."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if run.step.headline_ns is not None:
-        found["step_time_ms"] = run.step.headline_ns / _NS_PER_MS
+        metrics["step_time_ms"] = run.step.headline_ns / _NS_PER_MS
     for row in run.leaves():
         if row.share_ratio is None:
             continue
-        found[f"share/{row.id}"] = row.share_ratio
+        metrics[f"share/{row.id}"] = row.share_ratio
         if row.ci95_ns is not None:
             low_ns, high_ns = row.ci95_ns
-            found[f"share_low/{row.id}"] = low_ns / run.observed_ns
-            found[f"share_high/{row.id}"] = high_ns / run.observed_ns
-    return {f"chopper/summary/{name}": value for name, value in found.items()}
+            metrics[f"share_low/{row.id}"] = low_ns / run.observed_ns
+            metrics[f"share_high/{row.id}"] = high_ns / run.observed_ns
+    return {f"chopper/summary/{name}": value for name, value in metrics.items()}
 
 
 def _with_summary(run: Attributed) -> list[StepMetrics]:
@@ -347,9 +347,9 @@ def _experiment(client: Any, directory: Path | None) -> str:
     if named := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return named
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "chopper"
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
     artifacts = None if directory is None else (directory.resolve() / "artifacts").as_uri()
     return str(client.create_experiment(name, artifact_location=artifacts))
 

@@ -1,4 +1,4 @@
-"""transformers' ``Trainer``, and what is built on it: TRL's trainers, PEFT's models.
+"""transformers' ``Trainer``, TRL's trainers, which build on it, and PEFT's models.
 
 from chopper.integrations.transformers import ChopperCallback
 trainer = Trainer(..., callbacks=[ChopperCallback("runs/mine")])

@@ -182,8 +182,8 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
             queries = w * of.q_rank + of.q_rank * self.qkv_bias + of.q_rank * (1 + self.q_width)
         else:
             queries = w * self.q_width
-        made = self.heads_count * (self.head_width - of.rope_width + of.value_width)
-        keys = w * narrow + narrow * self.qkv_bias + of.kv_rank * (1 + made)
+        projected = self.heads_count * (self.head_width - of.rope_width + of.value_width)
+        keys = w * narrow + narrow * self.qkv_bias + of.kv_rank * (1 + projected)
         output = self.heads_count * of.value_width * w + w * self.output_bias
         return queries + keys + output
 
@@ -205,7 +205,7 @@ class Architecture(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
     @property
     def mixture_count(self) -> int:
-        """Parameters of one layer's experts, router and what is shared; 0 without any."""
+        """Parameters of one layer's experts, router and shared experts; 0 without any."""
         of = self.experts
         if of is None:
             return 0
@@ -283,5 +283,5 @@ def named(name: str) -> Architecture:
         return "".join(c for c in text.lower() if c.isalnum() or c == ".").removeprefix("meta")
 
     names = {plain(n): n for n in CATALOGUE} | {plain(a): n for a, n in _ALIASES.items()}
-    found = names.get(plain(name))
-    return CATALOGUE[found if found else one_of("model", name, CATALOGUE)]
+    architecture = names.get(plain(name))
+    return CATALOGUE[architecture if architecture else one_of("model", name, CATALOGUE)]

@@ -58,12 +58,12 @@ class Config:
         name = next((n for n in names if self.values.get(n) is not None), names[0])
         value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            said = "is missing" if value is None else f"is {value!r}"
-            raise self.refuse(f"{name} {said}; expected a whole number above zero")
+            problem = "is missing" if value is None else f"is {value!r}"
+            raise self.refuse(f"{name} {problem}; expected a whole number above zero")
         return value
 
     def size_or(self, name: str, otherwise: int) -> int:
-        """An optional size: null and zero stand for what is usual."""
+        """An optional size: null and zero mean the usual one."""
         return self.size(name) if self.values.get(name) else otherwise
 
     def size_or_four(self, name: str, width: str) -> int:
@@ -107,8 +107,8 @@ class Config:
 
     def head_width(self) -> int:
         """Width of a head, which need not make up the whole where it is told."""
-        told = bool(self.values.get("head_dim"))
-        return self.size("head_dim") if told else self.even("hidden_size", "num_attention_heads")
+        stated = bool(self.values.get("head_dim"))
+        return self.size("head_dim") if stated else self.even("hidden_size", "num_attention_heads")
 
     def kv_heads(self) -> int:
         """Heads of keys and values; as many as of queries where it is not told."""
@@ -183,8 +183,8 @@ def model_types() -> dict[str, dict[str, Any]]:
     """``model_type`` → field of Architecture → its value, or how it is read."""
     text = files("chopper").joinpath("data", "model_types.json").read_bytes()
     families: dict[str, dict[str, Any]] = {}
-    for name, own in msgspec.json.decode(text, type=dict[str, dict[str, Any]]).items():
-        families[name] = {**families.get(own.get("from", ""), {}), **own}
+    for name, values in msgspec.json.decode(text, type=dict[str, dict[str, Any]]).items():
+        families[name] = {**families.get(values.get("from", ""), {}), **values}
     return {name: family for name, family in families.items() if not name.startswith("_")}
 
 
@@ -198,7 +198,7 @@ def read_config(path: Path) -> Architecture:
         InputError: no JSON object, an architecture that is not supported, a missing or wrong size.
     """
     where = path / "config.json" if path.is_dir() else path
-    found = decode_json(
+    fields = decode_json(
         read_bytes(where),
         dict[str, Any],
         f"{where}: is not a model's config.json",
@@ -206,19 +206,19 @@ def read_config(path: Path) -> Architecture:
     )
     # Checkpoints have theirs in a folder that is named for the model.
     name = where.resolve().parent.name if where.stem == "config" else where.stem
-    return of_config(found, name or where.stem, where)
+    return of_config(fields, name or where.stem, where)
 
 
-def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architecture:
+def of_config(fields: dict[str, Any], name: str, where: Path | str) -> Architecture:
     """The shapes that a configuration of this name describes; `where` it was found, for messages.
 
     Raises:
         InputError: an architecture that is not supported, a missing or wrong size.
     """
-    kind = found.get("model_type")
-    if kind == "gemma3" and isinstance(found.get("text_config"), dict):
+    kind = fields.get("model_type")
+    if kind == "gemma3" and isinstance(fields.get("text_config"), dict):
         kind = "gemma3_text"
-        found = {**found["text_config"], "model_type": kind}
+        fields = {**fields["text_config"], "model_type": kind}
     family = dict(model_types().get(kind, {})) if isinstance(kind, str) else {}
     if not family:
         raise InputError(
@@ -227,7 +227,7 @@ def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architectu
         )
     for key in ("from", "note"):
         family.pop(key, None)
-    config = Config({**family.pop("left_out", {}), **found}, where)
+    config = Config({**family.pop("left_out", {}), **fields}, where)
     try:
         for key, allowed in family.pop("only", {}).items():
             config.only(key, [config.value(value) for value in allowed])
@@ -238,9 +238,9 @@ def of_config(found: dict[str, Any], name: str, where: Path | str) -> Architectu
             shapes["latent"] = Latent(**read)
         if experts is not None:
             shapes["experts"] = config.experts(experts)
-        elif key := next((k for k in _EXPERTS if found.get(k)), ""):
+        elif key := next((k for k in _EXPERTS if fields.get(k)), ""):
             raise config.refuse(
-                f"{key} is {found[key]!r}, but {kind} has no mixture of experts; give the "
+                f"{key} is {fields[key]!r}, but {kind} has no mixture of experts; give the "
                 "model_type that has, or capture the module itself with --module"
             )
         return Architecture(name=name, **shapes)
