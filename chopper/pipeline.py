@@ -50,12 +50,13 @@ from chopper.analyzers.trace.totals import Totals, counted_on, merged, totals_of
 from chopper.analyzers.trace.windows import Steps, common_steps, traced_steps
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
-from chopper.engines import Done, Kept
+from chopper.engines import Lost
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of
 from chopper.limits import ROW_BYTES, return_freed_memory
+from chopper.storage.results import Result, leave
 from chopper.storage.run import Run
 from chopper.storage.store import Span
 from chopper.tables import TABLES
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.analyzers.replay.replay import Prediction, Replay
     from chopper.analyzers.replay.whatif_options import Changes
-    from chopper.engines import Engine, Held
+    from chopper.engines import Engine
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
     from chopper.storage.store import Stretch
 
@@ -182,8 +183,10 @@ class RankShare:
         return replace(self, window=counted_on(self.window, windows_count))
 
 
-def join_task(recording: Run, facts: RankInput) -> Kept:
-    """Join one rank: what others must know of it, and the rest to be held."""
+def join_task(
+    recording: Run, facts: RankInput, folder: Path | None = None
+) -> tuple[RankJoint, Result]:
+    """Join one rank: return what others must know of it, and leave the rest in a folder."""
     joined = join_rank(rank_input(recording, facts.rank, facts))
     rows_count = joined.host_span.num_rows + joined.device_event.num_rows
     common = None
@@ -200,23 +203,25 @@ def join_task(recording: Run, facts: RankInput) -> Kept:
         own = window[part.waiting.event] >= 0
         others = part.waiting[~own]
         part = replace(part, waiting=part.waiting[own])
-    return Kept(RankJoint(part, rows_count, others), joined.stored())
+    return RankJoint(part, rows_count, others), leave(joined.stored(), folder)
 
 
 def attribute_task(
     recording: Run,
     facts: RankInput,
-    stored: JoinedRank | None,
+    stored: Result | None,
     matched: Matched | None,
     closely: bool,
-) -> Kept:
-    """Attribute one rank: share of the result, totals; its tables where it is looked at closely.
+    folder: Path | None = None,
+) -> tuple[RankShare, Totals, Result | None]:
+    """Attribute one rank: return its share of the result and its totals.
 
-    Where it is not joined yet, that is done first, and without ``matched`` it is matched alone.
+    Where it is looked at closely, its tables are left in a folder. Where it is not joined yet, that
+    is done first, and without ``matched`` it is matched alone.
     """
     rank = facts.rank
     inputs = rank_input(recording, rank, facts)
-    joined = join_rank(inputs) if stored is None else stored.restored(inputs)
+    joined = join_rank(inputs) if stored is None else stored.get().restored(inputs)
     if stored is None and matched is None:
         alone = participation(rank, joined.communication)
         matched = match_ranks(recording.manifest, [alone]).get(rank)
@@ -234,7 +239,7 @@ def attribute_task(
     )
     events = {rank: (joined.device_event, result.event_link)}
     totals = totals_of(result.piece, result.window, events)
-    return Kept((share, totals), (joined, result, matched) if closely else None)
+    return share, totals, leave((joined, result, matched), folder) if closely else None
 
 
 def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Matched]:
@@ -336,6 +341,7 @@ class _Unit:
     """The work of one task: a rank, or one of several stretches of its steps.
 
     Attributes:
+        joined: left by its join; None before that.
         own, others: its collectives, and those that it holds of other stretches.
         first_event: its first device event among those of all stretches.
     """
@@ -343,7 +349,7 @@ class _Unit:
     rank: int
     facts: RankInput
     stretch: Stretch | None
-    held: Held | None = None
+    joined: Result | None = None
     own: Events | None = None
     others: Events | None = None
     first_event: int = 0
@@ -394,10 +400,10 @@ class _Stages:
     def joined(self, ranks: Iterable[int]) -> Iterator[Part]:
         """Join ranks; yield the collectives of each."""
         units = [unit for rank in ranks for unit in self._units(rank)]
-        calls = ((self._alone(unit), unit.facts) for unit in units)
+        calls = ((self._alone(unit), unit.facts, self._engine.folder) for unit in units)
         parts: list[Part] = []
         for unit, done in self._done(units, join_task, calls, label="join"):
-            joint, rank = done.value, unit.rank
+            (joint, joined), rank = done, unit.rank
             if rank not in self._joined:
                 if parts:
                     yield of_stretches(parts)
@@ -409,7 +415,7 @@ class _Stages:
             self._joined[rank].append(
                 replace(
                     unit,
-                    held=done.held,
+                    joined=joined,
                     own=joint.part.waiting if unit.stretch is not None else None,
                     others=joint.others,
                     first_event=before,
@@ -426,21 +432,28 @@ class _Stages:
         """Attribute joined ranks; return their totals."""
         units = [u for rank in ranks for u in (self._near(rank) if closely else self._joined[rank])]
         calls = (
-            (self._alone(unit), unit.facts, unit.held, self._matched(unit, matched), closely)
+            (
+                self._alone(unit),
+                unit.facts,
+                unit.joined,
+                self._matched(unit, matched),
+                closely,
+                self._engine.folder,
+            )
             for unit in units
         )
         windows_count: dict[int, int] = defaultdict(int)
         shares: dict[int, list[RankShare]] = defaultdict(list)
-        held: dict[int, Held] = {}
+        left: dict[int, Result] = {}
 
         def each() -> Iterator[Totals]:
             for unit, done in self._done(units, attribute_task, calls, label="attribute"):
-                share, totals = done.value
+                share, totals, tables = done
                 before, rank = windows_count[unit.rank], unit.rank
                 shares[rank].append(share.after(before))
                 windows_count[rank] += share.window.num_rows
-                if done.held is not None:
-                    held[rank] = done.held
+                if tables is not None:
+                    left[rank] = tables
                     if unit.stretch is not None:
                         self.partly[rank] = unit
                 yield totals.after(before)
@@ -456,8 +469,8 @@ class _Stages:
         if closely:
             # Before the tables are here: workers take memory, too.
             self._engine.rest()
-        for rank in [*held]:
-            *tables, self._near_matched[rank] = held.pop(rank).get()
+        for rank in [*left]:
+            *tables, self._near_matched[rank] = left.pop(rank).get()
             self.closely[rank] = tables[0], tables[1]
         for rank, parts in shares.items():
             if closely and rank in self.partly:
@@ -507,7 +520,7 @@ class _Stages:
         spans = [unit.stretch.span for unit in units if unit.stretch is not None]
         at = sum(span.own_ns[0] <= median_ns for span in spans) - 1
         whole = replace(spans[at], own_ns=spans[at].read_ns)
-        return [replace(units[at], facts=replace(units[at].facts, span=whole), held=None)]
+        return [replace(units[at], facts=replace(units[at].facts, span=whole), joined=None)]
 
     def _matched(self, unit: _Unit, matched: Mapping[int, Matched]) -> Matched | None:
         """Return the matched collectives of a rank, or of a stretch of it, by its own rows."""
@@ -548,15 +561,15 @@ class _Stages:
     def _done(
         self,
         units: Iterable[_Unit],
-        task: Callable[..., Kept],
+        task: Callable[..., Any],
         calls: Iterable[Sequence[Any]],
         *,
         label: str,
-    ) -> Iterator[tuple[_Unit, Done]]:
-        """Yield what was done with its unit; those that were lost become findings."""
+    ) -> Iterator[tuple[_Unit, Any]]:
+        """Yield each unit with its task's result; those that were lost become findings."""
         results = self._engine.map(task, calls, label=label)
         for unit, result in zip(units, results, strict=True):
-            if isinstance(result, Done):
+            if not isinstance(result, Lost):
                 yield unit, result
             elif isinstance(result.error, ChopperError):
                 raise result.error

@@ -14,7 +14,7 @@ import chopper
 from benchmarks._ranks import write_ranks
 from chopper import pipeline
 from chopper.analyzers.causes.closer import closer_ranks
-from chopper.engines import Done, Lost, lost
+from chopper.engines import lost
 from chopper.engines.processes import Processes
 from chopper.engines.serial import Serial
 from chopper.errors import InputError, UsageError
@@ -148,7 +148,7 @@ class WithoutMemory(Serial):
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
-    ) -> Iterator[Done | Lost]:
+    ) -> Iterator[Any]:
         for result in super().map(function, calls, label=label):
             yield result if label == "read" else lost(MemoryError(), 256_000_000)
 

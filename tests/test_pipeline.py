@@ -18,6 +18,7 @@ from chopper.api import AttributedRun
 from chopper.attribution import Attribution
 from chopper.errors import InputError, UsageError
 from chopper.storage import values
+from chopper.storage.results import Folder
 from chopper.storage.run import Run
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.plan import Plan
@@ -58,25 +59,22 @@ def again(value: Any) -> Any:
 
 
 def test_every_value_of_the_pipeline_can_be_written_and_read_back(
-    run: Run, attributed: AttributedRun
+    run: Run, attributed: AttributedRun, tmp_path: Path
 ) -> None:
+    folder = Folder(tmp_path)
     facts = {rank: again(pipeline.rank_facts(run, rank)) for rank in run.ranks}
-    joint = {rank: again(pipeline.join_task(run, one)) for rank, one in facts.items()}
-    parts = [kept.value.part for kept in joint.values()]
+    joint = {rank: pipeline.join_task(run, one, folder.path) for rank, one in facts.items()}
+    parts = [again(own).part for own, _ in joint.values()]
     matched = again(pipeline.match_ranks(run.manifest, parts))
-    kept = {
-        rank: again(
-            pipeline.attribute_task(run, facts[rank], joint[rank].big, matched.get(rank), True)
+    shares, totals, closely = {}, [], {}
+    for rank in run.ranks:
+        share, own, left = pipeline.attribute_task(
+            run, facts[rank], joint[rank][1], matched.get(rank), True, folder.path
         )
-        for rank in run.ranks
-    }
-    answer = pipeline.aggregate(
-        run,
-        {rank: one.value[0] for rank, one in kept.items()},
-        merged([one.value[1] for one in kept.values()]),
-        matched,
-        {rank: one.big for rank, one in kept.items()},
-    )
+        assert left is not None
+        shares[rank], closely[rank] = again(share), left.get()
+        totals.append(again(own))
+    answer = pipeline.aggregate(run, shares, merged(totals), matched, closely)
     assert plain(answer) == plain(attributed)
     # An attribution alone: what was joined stays behind.
     alone = Attribution(**{f.name: getattr(answer.whole, f.name) for f in fields(Attribution)})

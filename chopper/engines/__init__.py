@@ -1,44 +1,22 @@
-"""Engines, which run the stages of each rank: this process, several of them, or a Ray cluster.
+"""Engines run a function of each rank: in this process, in several, or on a Ray cluster.
 
-A task is a function of a module and its arguments. What it returns travels back; a big value that
-only later tasks need is held where it was made (:class:`Kept`), and resolved where they run.
+A task is a function of a module and its arguments; what it returns travels back. A large value that
+only later tasks need is left in a file of the engine's folder (:mod:`chopper.storage.results`).
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 
+from chopper.errors import ChopperError, UsageError
 from chopper.wording import decimal_bytes
 
-
-class Held(Protocol):
-    """A big value that stays where it was made until somebody needs it."""
-
-    def get(self) -> Any:
-        """Return the value."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A task's result of which a part is held.
-
-    Attributes:
-        value: small, travels back.
-        big: what is held; None for nothing.
-    """
-
-    value: Any
-    big: Any
-
-
-@dataclass(frozen=True)
-class Done:
-    """The result of a task."""
-
-    value: Any
-    held: Held | None
+_LEAST_MEMORY_BYTES = 256_000_000
+"""A worker takes 90 MB before it does anything."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +33,7 @@ class Lost:
 
 
 class Engine(Protocol):
-    """A place where tasks run.
+    """Runs tasks.
 
     Attributes:
         name: ``serial``, ``processes`` or ``ray``.
@@ -67,28 +45,31 @@ class Engine(Protocol):
     workers: int
     reason: str
 
+    @property
+    def folder(self) -> Path | None:
+        """Folder for what tasks leave for later ones; None: in memory."""
+
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
-    ) -> Iterator[Done | Lost]:
+    ) -> Iterator[Any]:
         """Call a function of a module once with each list of arguments.
 
         Calls begin when the first result is asked for.
 
         Args:
-            function: what it returns is sent back, a :class:`Kept` in part.
-            calls: arguments; taken when there is a worker for them. Held ones are resolved where
-                the task runs.
+            function: what to call.
+            calls: arguments; taken when there is a worker for them.
             label: what is being done, for the terminal.
 
         Yields:
-            What became of each call, in their order.
+            What each call returned, or :class:`Lost`, in their order.
         """
 
     def rest(self) -> None:
-        """Free what workers take, until there are tasks again; what is held stays."""
+        """Free what workers take, until there are tasks again."""
 
     def close(self) -> None:
-        """End the workers and free what is held."""
+        """End the workers."""
 
     def __enter__(self) -> Self: ...
 
@@ -102,3 +83,21 @@ def lost(error: BaseException, memory_bytes: int | None = None) -> Lost:
     if memory_bytes is None:
         return Lost("this machine has not enough memory for it: use fewer --workers", error)
     return Lost(f"it takes more than --memory {decimal_bytes(memory_bytes)}: raise it", error)
+
+
+def check_memory(memory_bytes: int | None) -> None:
+    """Refuse a limit of memory that is too small for a worker."""
+    if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
+        raise UsageError(
+            f"--memory {decimal_bytes(memory_bytes)}: too little for a worker; give at least 256MB"
+        )
+
+
+def portable(error: Exception) -> Exception:
+    """Return an exception that another process can read: itself, or its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever its class raises
+        kind = ChopperError if isinstance(error, ChopperError) else RuntimeError
+        return kind(f"{type(error).__name__}: {error}")
+    return error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -54,8 +53,6 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
     if options.ray is not None:
         return _on_ray(options)
     said = f"{plural(len(sizes), 'trace')}, about {bytes_(sum(sizes))} of trace"
-    if multiprocessing.current_process().daemon:
-        return Serial("inside a daemonic process, which may start no others")
     if sys.platform != "linux":
         return Serial("several processes need Linux")
     # A large trace is several tasks: its stretches.
@@ -71,14 +68,7 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
         return Serial(reason)
     from chopper.engines.processes import Processes
 
-    try:
-        return Processes(
-            workers, reason, memory_bytes=options.memory_bytes, progress=options.progress
-        )
-    except (OSError, ImportError) as exc:  # Python is built without semaphores, or has no room
-        if options != EngineOptions(progress=options.progress):
-            raise UsageError(f"{reason}: no process can be started here ({exc})") from exc
-        return Serial(f"no process can be started here ({exc})")
+    return Processes(workers, reason, memory_bytes=options.memory_bytes, progress=options.progress)
 
 
 def _on_ray(options: EngineOptions) -> Engine:

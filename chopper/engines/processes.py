@@ -1,34 +1,91 @@
-"""Tasks in several processes of this machine, and what they hold in files."""
+"""Tasks in several processes of this machine."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import os
 import pickle
 import signal
-from collections import deque
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self, cast
 
-from chopper.engines import Done, Kept, Lost, lost, workers
-from chopper.engines.spill import Folder, Spilled, write
-from chopper.errors import ChopperError, UsageError
+from chopper.engines import Lost, check_memory, worker
+from chopper.errors import ChopperError
+from chopper.fresh_python import own_python
+from chopper.storage.results import Folder
 from chopper.wording import decimal_bytes
 
 _MOST_ATTEMPTS = 3
-_LEAST_MEMORY_BYTES = 256_000_000
-"""A worker takes 90 MB before it does anything."""
+_ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""As many processes as cores: threads of each would be too many."""
+_LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Workers end when their parent does, and remove its files: these signals reach a whole group."""
 
-_Call = tuple[int, Sequence[Any]]
+
+class _Worker:
+    """A process that does one task after another."""
+
+    def __init__(self, folder: Path, memory_bytes: int | None) -> None:
+        # Not where the program stands: a torch.py there would be imported.
+        self._process = subprocess.Popen(
+            own_python("chopper.engines.worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        self._calls = cast("BinaryIO", self._process.stdin)
+        self._answers = cast("BinaryIO", self._process.stdout)
+        self._first = [*sys.path], folder, memory_bytes
+        self._is_new = True
+
+    def answer(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """Have it do a task; return the result.
+
+        Raises:
+            EOFError: it died.
+        """
+        try:
+            if self._is_new:
+                worker.send(self._calls, self._first)
+                self._is_new = False
+            worker.send(self._calls, (function, arguments))
+            result, error = pickle.loads(worker.received(self._answers))
+        except BrokenPipeError as exc:
+            raise EOFError from exc
+        if error is not None:
+            raise error
+        return result
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def exit_code(self) -> int:
+        """Return the exit code of one that died or was killed."""
+        for pipe in (self._calls, self._answers):
+            with contextlib.suppress(OSError):  # what was written and never read
+                pipe.close()
+        return self._process.wait()
+
+
+@dataclass(frozen=True)
+class _Died:
+    """The exit code of the last process that a task was tried in."""
+
+    exit_code: int
 
 
 class Processes:
     """The engine of several processes.
 
-    A task whose process dies is tried again in another one, the last time alone; its values are
-    held in files of a temporary folder.
+    They are new interpreters, which know nothing of the program that started them. A task whose
+    process dies is tried again in another one, the last time alone.
 
     Args:
         workers_count: processes.
@@ -39,7 +96,6 @@ class Processes:
 
     Raises:
         UsageError: the limit of memory is too small for a process that does nothing.
-        OSError: processes cannot be started here.
     """
 
     name = "processes"
@@ -56,134 +112,124 @@ class Processes:
         check_memory(memory_bytes)
         self.workers, self.reason = workers_count, reason
         self._memory_bytes, self._progress = memory_bytes, progress
-        self._parent_folder = folder
-        self._folder: Folder | None = None
-        self._numbers = itertools.count()
-        self._pool: ProcessPoolExecutor | None = None
-        self._context = workers.Workers()
+        self._parent_folder, self._folder = folder, cast("Folder | None", None)
+        self._lock = threading.Lock()
+        self._running: set[_Worker] = set()
+        self._idle: list[_Worker] = []
+
+    @property
+    def folder(self) -> Path:
+        """Folder for what tasks leave for later ones; it stays as long as somebody refers to it."""
+        self._folder = self._folder or Folder(self._parent_folder)
+        return self._folder.path
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
-    ) -> Iterator[Done | Lost]:
+    ) -> Iterator[Any]:
         """As :meth:`chopper.engines.Engine.map`."""
-        results: dict[int, Done | Lost] = {}
+        results: dict[int, Any] = {}
+        running: dict[Future[Any], tuple[int, Sequence[Any]]] = {}
+        alone: list[tuple[int, Sequence[Any]]] = []
+        waiting, following, count = enumerate(calls), 0, 0
+        stopped, folder = threading.Event(), self.folder
+        threads = ThreadPoolExecutor(self.workers, initializer=_leave_signals)
+
+        def submit(call: tuple[int, Sequence[Any]], attempts: int) -> None:
+            attempt = threads.submit(self._tried, function, call[1], folder, attempts, stopped)
+            running[attempt] = call
+
         try:
-            following = 0
-            finished = self._results(function, enumerate(calls))
-            for count, (number, result) in enumerate(finished, 1):
-                results[number] = result
-                if self._progress is not None:
-                    self._progress(label, count)
+            while True:
+                # Who dies alone dies of its own.
+                while (
+                    not alone and len(running) < 2 * self.workers and (call := next(waiting, None))
+                ):
+                    submit(call, _MOST_ATTEMPTS - 1)
+                last = alone.pop() if alone and not running else None
+                if last is not None:
+                    submit(last, 1)
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    call, result = running.pop(future), future.result()
+                    if isinstance(result, _Died):
+                        if last is None:
+                            alone.append(call)
+                            continue
+                        result = Lost(self._reason_of_death(result), None)
+                    results[call[0]] = result
+                    count += 1
+                    if self._progress is not None:
+                        self._progress(label, count)
                 while following in results:
                     yield results.pop(following)
                     following += 1
-        except BaseException:
-            self._end_workers()
-            raise
+        finally:
+            stopped.set()
+            if running:
+                self.rest()
+            threads.shutdown(wait=True, cancel_futures=True)
 
-    def _results(
-        self, function: Callable[..., Any], calls: Iterator[_Call]
-    ) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield each call's number and what became of it, as they are done."""
-        running: dict[Future[Any], _Call] = {}
-        again: deque[_Call] = deque()
-        attempts: dict[int, int] = {}
-        while True:
-            while len(running) < 2 * self.workers:
-                call = again.popleft() if again else next(calls, None)
-                if call is None:
+    def _tried(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        folder: Path,
+        attempts: int,
+        stopped: threading.Event,
+    ) -> Any:
+        """Have a worker do a task, up to so many times; return its result or how they died."""
+        code = 0
+        for _ in range(attempts):
+            with self._lock:
+                if stopped.is_set():
                     break
-                is_last = attempts.get(call[0], 0) == _MOST_ATTEMPTS - 1
-                future = None if is_last and running else self._submitted(function, call[1])
-                if future is None:
-                    again.appendleft(call)
-                    break
-                running[future] = call
-                if is_last:
-                    break  # Alone: who dies now dies of its own.
-            if not running:
-                if not again:
-                    return
-                self._end_workers()  # A worker died while there was nothing to do.
+                own = self._idle.pop() if self._idle else self._started(folder)
+            try:
+                result = own.answer(function, arguments)
+            except EOFError:
+                code = own.exit_code()
+                self._running.discard(own)
                 continue
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            died = []
-            for future in done:
-                call = running.pop(future)
-                try:
-                    yield call[0], self._done(future.result())
-                except BrokenProcessPool:
-                    died.append(call)
-                except MemoryError as error:  # while its result was sent
-                    yield call[0], lost(error, self._memory_bytes)
-            if not died:
-                continue
-            codes = self._end_workers()
-            for call in sorted([*died, *running.values()], key=lambda item: item[0]):
-                attempts[call[0]] = attempts.get(call[0], 0) + 1
-                if attempts[call[0]] < _MOST_ATTEMPTS:
-                    again.append(call)
-                else:
-                    yield call[0], Lost(self._reason_of_death(codes), None)
-            running.clear()
+            except BaseException:
+                self._idle.append(own)
+                raise
+            self._idle.append(own)
+            return result
+        return _Died(code)
 
-    def _submitted(
-        self, function: Callable[..., Any], arguments: Sequence[Any]
-    ) -> Future[Any] | None:
-        """Give a task to a worker; None where a worker died, and the pool with it."""
-        self._folder = self._folder or Folder(self._parent_folder)
-        folder = self._folder.path
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self.workers,
-                self._context,
-                initializer=workers.prepare,
-                initargs=(folder, self._context.socket, self._memory_bytes),
-            )
-        path = folder / str(next(self._numbers))
+    def _started(self, folder: Path) -> _Worker:
         try:
-            return self._pool.submit(_call, function, arguments, path, self._memory_bytes)
-        except BrokenProcessPool:
-            return None
+            own = _Worker(folder, self._memory_bytes)
+        except OSError as exc:
+            raise ChopperError(f"no process can be started here ({exc}): use --workers 1") from exc
+        self._running.add(own)
+        return own
 
-    def _done(self, returned: tuple[Any, Path | None] | Lost) -> Done | Lost:
-        if isinstance(returned, Lost):
-            return returned
-        value, path = returned
-        assert self._folder is not None
-        return Done(value, None if path is None else self._folder.spilled(path))
-
-    def _reason_of_death(self, codes: Sequence[int]) -> str:
+    def _reason_of_death(self, died: _Died) -> str:
         """Say how the process of a task died that was tried as often as may be."""
-        how = ""
-        if codes:
-            signals = {s.value: s.name for s in signal.Signals}
-            how = f" ({signals.get(-codes[0], f'exit code {codes[0]}')})"
+        signals = {-s.value: s.name for s in signal.Signals}
+        how = signals.get(died.exit_code, f"exit code {died.exit_code}")
         remedy = "use fewer --workers"
         if self._memory_bytes is not None:
             remedy = f"raise --memory, which is {decimal_bytes(self._memory_bytes)}"
-        return f"its process died {_MOST_ATTEMPTS} times{how}, often for lack of memory: {remedy}"
-
-    def _end_workers(self) -> list[int]:
-        """End all workers at once; return the exit codes of those that had died."""
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._context.kill()
-            if self._pool is not None:
-                self._pool.shutdown(wait=True, cancel_futures=True)
-                self._pool = None
-            return self._context.exit_codes()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return (
+            f"its process died {_MOST_ATTEMPTS} times ({how}), often for lack of memory: {remedy}"
+        )
 
     def rest(self) -> None:
         """End the processes; others start with the next task."""
-        self._end_workers()
+        with self._lock:  # one that is being started is among them then
+            ended, self._running, self._idle = self._running, set(), []
+        for own in ended:
+            own.kill()
+        for own in ended:
+            own.exit_code()
 
     def close(self) -> None:
-        """End the processes; files stay as long as somebody holds a value in them."""
-        self._end_workers()
-        self._context.end()
+        """End the processes; files stay as long as somebody refers to them."""
+        self.rest()
         self._folder = None
 
     def __enter__(self) -> Self:
@@ -193,37 +239,6 @@ class Processes:
         self.close()
 
 
-def _call(
-    function: Callable[..., Any], arguments: Sequence[Any], path: Path, memory_bytes: int | None
-) -> tuple[Any, Path | None] | Lost:
-    """Run a task in a worker; what is to be held goes to a file."""
-    try:
-        result = function(*(a.get() if isinstance(a, Spilled) else a for a in arguments))
-        if not isinstance(result, Kept):
-            return result, None
-        if result.big is None:
-            return result.value, None
-        write(path, result.big)
-        return result.value, path
-    except (ChopperError, MemoryError) as error:
-        return lost(portable(error), memory_bytes)
-    except Exception as error:
-        raise portable(error) from error
-
-
-def check_memory(memory_bytes: int | None) -> None:
-    """Refuse a limit of memory that is too small for a worker."""
-    if memory_bytes is not None and memory_bytes < _LEAST_MEMORY_BYTES:
-        raise UsageError(
-            f"--memory {decimal_bytes(memory_bytes)}: too little for a worker; give at least 256MB"
-        )
-
-
-def portable(error: Exception) -> Exception:
-    """Return an exception that another process can read: itself, or its text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever its class raises
-        kind = ChopperError if isinstance(error, ChopperError) else RuntimeError
-        return kind(f"{type(error).__name__}: {error}")
-    return error
+def _leave_signals() -> None:
+    """Block signals in this thread, for the processes that it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)

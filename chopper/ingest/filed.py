@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 from chopper import limits
 from chopper.arrow import with_column
 from chopper.collectors.formats.arrays import is_one_of, to_arrow, to_numpy
-from chopper.engines import Engine, Kept, Lost
+from chopper.engines import Engine, Lost
 from chopper.errors import ChopperError, InputError
 from chopper.storage import parquet
+from chopper.storage.results import Result, leave
 from chopper.storage.store import Span, Stretch
 from chopper.storage.stretches import Plan
 from chopper.tables import TIME_OF
@@ -46,12 +47,11 @@ def write_stretches(
     """
     left_out = {*others}
     of_host: list[pa.Table] = []
-    calls = ((stretch,) for stretch in stretches)
+    calls = ((stretch, engine.folder) for stretch in stretches)
     for number, done in enumerate(engine.map(own_task, calls, label="import")):
         if isinstance(done, Lost):
             raise done.error if isinstance(done.error, ChopperError) else InputError(done.reason)
-        assert done.held is not None
-        tables = done.held.get()
+        tables = done.get()
         collective = _counted_on(tables.pop("collective"), writer)
         is_host = pc.equal(collective["source"], "host_span")
         writer.write("collective", collective.filter(pc.invert(is_host)))
@@ -63,8 +63,8 @@ def write_stretches(
         writer.write("collective", table)
 
 
-def own_task(stretch: Stretch) -> Kept:
-    """Read a stretch; of the tables that it holds in part, its own rows are kept.
+def own_task(stretch: Stretch, folder: Path | None) -> Result:
+    """Read a stretch; leave its tables, of those that it holds in part its own rows.
 
     ``collective`` names rows as counted from the first own one.
     """
@@ -76,7 +76,7 @@ def own_task(stretch: Stretch) -> Kept:
         tables[name] = tables[name].slice(first, after - first)
         moved[name] = _within(first, after)
     tables["collective"] = _renumbered(tables["collective"], moved)
-    return Kept(None, tables)
+    return leave(tables, folder)
 
 
 def _within(first: int, after: int) -> Callable[[np.ndarray], np.ndarray]:

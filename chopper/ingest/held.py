@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.kineto.large import LargeTrace, TraceStretch, WholeTrace
-from chopper.engines import Done, Held, Kept
-from chopper.engines.spill import Folder
+from chopper.storage.results import leave
 from chopper.storage.store import HeldTables
 from chopper.tables import TABLES
 
 Key = TypeVar("Key", str, tuple[int, str])
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """The tables of one of the traces that a task read: number ``at`` of those that are held."""
-
-    held: Held
-    at: int
-
-    def get(self) -> dict[str, pa.Table]:
-        """Return the tables by name."""
-        tables: dict[str, pa.Table] = self.held.get()[self.at]
-        return tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +33,6 @@ class TraceTables(Mapping[str, pa.Table]):
     small: Mapping[str, pa.Table] = field(default_factory=dict)
     stretches: Sequence[TraceStretch] = ()
 
-    def kept_by(self, folder: Folder | None) -> TraceTables:
-        """Return the tables of a trace that was cut, with what keeps the folder of its rows."""
-        assert isinstance(self.held, WholeTrace)
-        stretches = [replace(stretch, keeper=folder) for stretch in self.stretches]
-        return replace(self, held=replace(self.held, keeper=folder), stretches=stretches)
-
     def __getitem__(self, name: str) -> pa.Table:
         if name in self.small:
             return self.small[name]
@@ -67,23 +48,6 @@ class TraceTables(Mapping[str, pa.Table]):
         return len(self.rows_count)
 
 
-def traces_of(done: Done, folder: Folder | None = None) -> list[ParsedTrace]:
-    """Return the traces that a task read, their tables held.
-
-    Args:
-        done: what the task returned.
-        folder: where it put a trace that was too large.
-    """
-    if isinstance(done.value, LargeTrace):
-        trace = done.value.trace
-        return [replace(trace, tables=in_stretches(done.value).kept_by(folder))]
-    assert done.held is not None
-    return [
-        replace(trace, tables=TraceTables(OneOf(done.held, at), rows_count))
-        for at, (trace, rows_count) in enumerate(done.value)
-    ]
-
-
 def in_stretches(large: LargeTrace) -> TraceTables:
     """Return the tables of a trace that is read a stretch at a time."""
     first = large.stretches[0]
@@ -91,14 +55,15 @@ def in_stretches(large: LargeTrace) -> TraceTables:
     return TraceTables(whole, large.rows_count, large.trace.tables, large.stretches)
 
 
-def kept(traces: Sequence[ParsedTrace]) -> Kept:
-    """Return traces without their tables, with the rows of each; and the tables, to be held."""
-    tables = [valid(trace.tables) for trace in traces]
-    small = [
-        (replace(trace, tables={}, held_span_ns=trace.span_ns), rows_of(own))
-        for trace, own in zip(traces, tables, strict=True)
-    ]
-    return Kept(small, tables)
+def left(trace: ParsedTrace, folder: Path | None) -> ParsedTrace:
+    """Return a trace whose tables were left for later tasks: in a file, or in memory."""
+    tables = left_tables(valid(trace.tables), folder)
+    return replace(trace, tables=tables, held_span_ns=trace.span_ns)
+
+
+def left_tables(tables: dict[str, pa.Table], folder: Path | None) -> TraceTables:
+    """Leave tables for later tasks: in a file, or in memory."""
+    return TraceTables(leave(tables, folder), rows_of(tables))
 
 
 def loaded(trace: ParsedTrace) -> ParsedTrace:

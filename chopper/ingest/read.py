@@ -18,12 +18,11 @@ from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.engines import Engine, Lost
 from chopper.engines.choice import trace_bytes
 from chopper.engines.serial import Serial
-from chopper.engines.spill import Folder
 from chopper.errors import ChopperError, InputError
 from chopper.ingest import foreign_traces, logs
 from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots
 from chopper.ingest.filed import stretches_of
-from chopper.ingest.held import TraceTables, traces_of, valid
+from chopper.ingest.held import TraceTables, valid
 from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
 from chopper.ingest.recorded import filed_tables, rank_task, read_task, with_lost
 from chopper.ingest.sources import Sources, check_names, find
@@ -34,6 +33,7 @@ from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
 from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here, in_addresses
+from chopper.storage.results import Folder
 from chopper.storage.run import Run
 from chopper.storage.store import HeldTables, Store, Stretch
 from chopper.version import __version__
@@ -105,25 +105,22 @@ def _read_directory(path: Path, engine: Engine, keeper: Folder | None = None) ->
     folders = [_room_for(engine, _raw_traces(path, part)) for part in unread]
     threads = _threads_of(engine, len(unread))
     calls = [
-        (path, part, None if folder is None else folder.path / "rows", threads)
+        (path, part, _rows_of(folder), threads, engine.folder)
         for part, folder in zip(unread, folders, strict=True)
     ]
     results = engine.map(rank_task, calls, label="read")
     tables: dict[tuple[int, str], pa.Table] = {}
-    for part, folder, done in zip(unread, folders, results, strict=True):
+    for part, done in zip(unread, results, strict=True):
+        rank = part.rank
         if isinstance(done, Lost):
             if isinstance(done.error, ChopperError):
                 raise done.error
-            parts[part.rank] = with_lost(part, done.reason)
+            parts[rank] = with_lost(part, done.reason)
             continue
-        parts[part.rank], rows, large = done.value
-        if large is not None:
-            large = large.kept_by(folder)
-            held[part.rank], stretches[part.rank] = large.held, large.stretches
-            tables |= {(part.rank, name): table for name, table in large.small.items()}
-        elif done.held is not None:
-            held[part.rank] = done.held
-        rows_count |= {(part.rank, name): count for name, count in rows.items()}
+        parts[rank], own = done
+        held[rank], stretches[rank] = own.held, own.stretches
+        tables |= {(rank, name): table for name, table in own.small.items()}
+        rows_count |= {(rank, name): count for name, count in own.rows_count.items()}
     manifest = _in_addresses(msgspec.structs.replace(manifest, ranks=[*parts.values()]))
     return Run(manifest, path, Store(tables, held, rows_count, stretches))
 
@@ -252,6 +249,10 @@ def _room_for(engine: Engine, files: Sequence[Path]) -> Folder | None:
     return Folder()
 
 
+def _rows_of(folder: Folder | None) -> Path | None:
+    return None if folder is None else folder.path / "rows"
+
+
 def _threads_of(engine: Engine, recordings_count: int) -> int:
     """Return how many threads may read a recording, so that all cores are used and no more."""
     together = max(1, min(engine.workers, recordings_count))
@@ -273,12 +274,11 @@ def _numbered(
     folders = [_room_for(engine, sources.files(file)) for file in sources.traces]
     threads = _threads_of(engine, len(sources.traces))
     calls = (
-        (sources.files(file), finished, None if folder is None else folder.path / "rows", threads)
+        (sources.files(file), finished, _rows_of(folder), threads, engine.folder)
         for file, folder in zip(sources.traces, folders, strict=True)
     )
     results = engine.map(read_task, calls, label="read")
-    each = zip(sources.traces.items(), folders, results, strict=True)
-    for (file, is_named), folder, done in each:
+    for (file, is_named), done in zip(sources.traces.items(), results, strict=True):
         if isinstance(done, Lost):
             error = done.error if isinstance(done.error, ChopperError) else None
             refusal = error or InputError(f"{file}: {done.reason}")
@@ -288,7 +288,7 @@ def _numbered(
             refused = refused or refusal
             add_finding(findings, "run.file_left_out", f"left out: {refusal}")
             continue
-        recording = traces_of(done, folder)
+        recording: list[ParsedTrace] = done
         for group in (group for trace in recording for group in trace.process_groups):
             # Every rank lists those of a group that has all: once is enough.
             if isinstance(ranks := group.get("ranks"), list):

@@ -14,9 +14,8 @@ import pyarrow as pa
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.kineto.large import LargeTrace, read_or_cut
-from chopper.engines import Kept
 from chopper.errors import InputError, OutputError
-from chopper.ingest.held import TraceTables, in_stretches, kept, rows_of, valid
+from chopper.ingest.held import TraceTables, in_stretches, left, left_tables, rows_of, valid
 from chopper.ingest.sampled import with_samples
 from chopper.ingest.windows import join
 from chopper.storage import parquet, values
@@ -52,12 +51,12 @@ def filed_tables(folder: Path, part: RankManifest) -> dict[str, Path]:
 
 
 def read_rank(
-    directory: Path, part: RankManifest, folder: Path | None = None, threads: int = 1
+    directory: Path, part: RankManifest, rows: Path | None = None, threads: int = 1
 ) -> tuple[RankManifest, Mapping[str, pa.Table]]:
     """Make the trace tables of one rank from its raw traces, by name; none where none can be read.
 
     Its part comes with what its trace says of devices, and with what was found while reading.
-    ``folder`` and ``threads`` are as for :func:`read_task`.
+    ``rows`` and ``threads`` are as for :func:`read_task`.
     """
     rank = part.rank
     files = [f for f in (inside(directory, name) for name in part.traces) if f.is_file()]
@@ -67,7 +66,7 @@ def read_rank(
         finding = _no_trace(rank, "trace.absent", f"rank {rank} has no kernel trace: {why}")
         return _with_findings(part, [finding]), {}
     try:
-        trace = _trace_of(files, part, folder, threads)
+        trace = _trace_of(files, part, rows, threads)
     except InputError as exc:
         # A rank that was killed while it wrote leaves a file without events.
         return _with_findings(
@@ -82,31 +81,34 @@ def read_rank(
 
 def read_task(
     files: Sequence[Path],
-    finished: Path | None = None,
-    folder: Path | None = None,
-    threads: int = 1,
-) -> Kept:
-    """Read the traces of one recording; their tables are held.
+    finished: Path | None,
+    rows: Path | None,
+    threads: int,
+    folder: Path | None,
+) -> list[ParsedTrace]:
+    """Read the traces of one recording; leave their tables in a folder.
 
     Args:
         files: of the recording.
         finished: folder of what was read, for a next call where this one is killed; None for none.
-        folder: where the rows of a trace go that is too large to be held; None where it is not.
+        rows: where the rows of a trace go that is too large to be held; None where it is not.
         threads: how many read such a trace at a time.
+        folder: of the engine.
     """
-    if folder is not None and readers.reader_of(files[0]) in (None, readers.KINETO):
-        read = read_or_cut(files[0], folder, threads)
-        return Kept(read, None) if isinstance(read, LargeTrace) else kept(read)
+    if rows is not None and readers.reader_of(files[0]) in (None, readers.KINETO):
+        read = read_or_cut(files[0], rows, threads)
+        if isinstance(read, LargeTrace):
+            return [replace(read.trace, tables=in_stretches(read))]
+        return [left(trace, folder) for trace in read]
     if finished is None:
-        return kept(read_traces(files))
+        return [left(trace, folder) for trace in read_traces(files)]
     path = finished / _fingerprint(files)
     with contextlib.suppress(OSError, InputError):
-        small, big = values.decode(path.read_bytes())
-        return Kept(small, big)
-    result = kept(read_traces(files))
+        return [left(trace, folder) for trace in values.decode(path.read_bytes())]
+    traces = read_traces(files)
     with contextlib.suppress(OutputError):  # without room for it, the next call reads them again
-        write_atomic(path, values.encode((result.value, result.big), compressed=True))
-    return result
+        write_atomic(path, values.encode(traces, compressed=True))
+    return [left(trace, folder) for trace in traces]
 
 
 def _fingerprint(files: Sequence[Path]) -> str:
@@ -119,22 +121,23 @@ def _fingerprint(files: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def rank_task(path: Path, part: RankManifest, folder: Path | None = None, threads: int = 1) -> Kept:
-    """Read one rank of a run directory.
+def rank_task(
+    path: Path, part: RankManifest, rows: Path | None, threads: int, folder: Path | None
+) -> tuple[RankManifest, TraceTables]:
+    """Read one rank of a run directory; leave its tables in a folder.
 
     Returns:
-        Its completed part, the rows of each table, and its tables where the trace is too large to
-        be held; else they are held. ``folder`` and ``threads`` are as for :func:`read_task`.
+        Its completed part, and its tables. ``rows``, ``threads`` and ``folder`` are as for
+        :func:`read_task`.
     """
     recorded, tables = recorded_tables(path, part)
-    part, of_trace = read_rank(inside(path, rank_dir_name(part.rank)), recorded, folder, threads)
+    part, of_trace = read_rank(inside(path, rank_dir_name(part.rank)), recorded, rows, threads)
     # What was recorded beside the trace knows better: it goes on where the trace stops.
     if isinstance(of_trace, TraceTables):
         small = valid({**of_trace.small, **tables})
         rows_count = {**of_trace.rows_count, **rows_of(small)}
-        return Kept((part, rows_count, replace(of_trace, small=small)), None)
-    tables = valid(with_samples({**of_trace, **tables}))
-    return Kept((part, rows_of(tables), None), tables)
+        return part, replace(of_trace, small=small, rows_count=rows_count)
+    return part, left_tables(valid(with_samples({**of_trace, **tables})), folder)
 
 
 def with_lost(part: RankManifest, reason: str) -> RankManifest:
@@ -161,13 +164,13 @@ def _with_findings(part: RankManifest, findings: Sequence[Finding]) -> RankManif
 
 
 def _trace_of(
-    files: Sequence[Path], part: RankManifest, folder: Path | None, threads: int
+    files: Sequence[Path], part: RankManifest, rows: Path | None, threads: int
 ) -> ParsedTrace:
     """Read the trace in a rank's raw files: of all where they are one recording or windows of one
     process, else of the last.
     """
-    if folder is not None and len(files) == 1:
-        read = read_or_cut(files[0], folder, threads)
+    if rows is not None and len(files) == 1:
+        read = read_or_cut(files[0], rows, threads)
         if isinstance(read, LargeTrace):
             return replace(read.trace, tables=in_stretches(read))
         return _of_part(read, part)

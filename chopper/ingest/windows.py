@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from chopper.arrow import with_column
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.parsed import step_table
-from chopper.engines import Engine, Kept, Lost
+from chopper.engines import Engine, Lost
 from chopper.errors import InputError
-from chopper.ingest.held import kept, loaded, traces_of
+from chopper.ingest.held import left, loaded
 from chopper.ingest.ranks import APART_NS, host_of, rank_by_name
 from chopper.storage.manifest import Finding, add_finding
 
@@ -82,18 +82,17 @@ def joined_windows(
         files[first] = [file for file, _ in group]
         several[len(out)] = [trace for _, trace in group]
         out.append(group[0])
-    calls = ((windows,) for windows in several.values())
+    calls = ((windows, engine.folder) for windows in several.values())
     for at, done in zip(several, engine.map(join_task, calls, label="join windows"), strict=True):
         if isinstance(done, Lost):
             raise done.error or InputError(f"{out[at][0]}: {done.reason}")
-        [joined] = traces_of(done)
-        out[at] = out[at][0], joined
+        out[at] = out[at][0], done
     return out, files, findings
 
 
-def join_task(windows: Sequence[ParsedTrace]) -> Kept:
-    """Join windows of one process, whose tables are held, to one trace."""
-    return kept([join([loaded(window) for window in windows])])
+def join_task(windows: Sequence[ParsedTrace], folder: Path | None) -> ParsedTrace:
+    """Join windows of one process to one trace, whose tables are left in a folder."""
+    return left(join([loaded(window) for window in windows]), folder)
 
 
 def _why_not_one(group: Read, most_apart_ns: int) -> str:

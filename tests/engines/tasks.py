@@ -13,31 +13,35 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.engines import Done, Kept, Lost
+from chopper.engines import Lost
 from chopper.errors import InputError
+from chopper.storage.results import Result, leave
+
+Left = tuple[int, Result]
 
 
-def done(results: Iterable[Done | Lost]) -> list[Any]:
+def done(results: Iterable[Any]) -> list[Any]:
     """Return what came back of the tasks that were not lost."""
-    return [result.value for result in results if isinstance(result, Done)]
+    return [result for result in results if not isinstance(result, Lost)]
 
 
 def doubled(number: int) -> int:
     return 2 * number
 
 
-def table(rows: int) -> Kept:
-    """A table, of which only the number of its rows comes back."""
-    return Kept(rows, {"number": rows, "rows": pa.table({"row": np.arange(rows)})})
+def table(rows: int, folder: Path | None) -> Left:
+    """The number of rows of a table that is left for later tasks."""
+    return rows, leave({"number": rows, "rows": pa.table({"row": np.arange(rows)})}, folder)
 
 
-def noted_table(rows: int, folder: Path) -> Kept:
-    """A table; each time that it is made leaves a file."""
-    (folder / f"{rows}.{os.getpid()}.{time.monotonic_ns()}").touch()
-    return table(rows)
+def noted_table(rows: int, folder: Path | None, notes: Path) -> Left:
+    """A table; each time that it is made leaves a note."""
+    (notes / f"{rows}.{os.getpid()}.{time.monotonic_ns()}").touch()
+    return table(rows, folder)
 
 
-def total(held: dict[str, Any], more: int) -> tuple[int, int]:
+def total(left: Result, more: int) -> tuple[int, int]:
+    held = left.get()
     return held["number"], int(np.asarray(held["rows"]["row"]).sum()) + more
 
 
@@ -91,9 +95,9 @@ def arrow_filled(size_bytes: int) -> int:
     return int(pa.allocate_buffer(size_bytes, resizable=True).size)
 
 
-def noise(size_bytes: int) -> Kept:
-    """Something to be held that cannot be compressed."""
-    return Kept(size_bytes, np.random.default_rng(0).bytes(size_bytes).hex())
+def noise(size_bytes: int, folder: Path | None) -> Left:
+    """Something left that cannot be compressed."""
+    return size_bytes, leave(np.random.default_rng(0).bytes(size_bytes).hex(), folder)
 
 
 def begun(folder: Path, number: int) -> None:
@@ -104,8 +108,8 @@ def begun(folder: Path, number: int) -> None:
 
 
 def nested(arguments: dict[str, Any], more: int) -> tuple[int, int]:
-    """A task whose held value is inside an argument, as tables are inside a run."""
-    return total(arguments["held"].get(), more)
+    """A task with a result inside an argument, as tables are inside a run."""
+    return total(arguments["left"], more)
 
 
 def imports_pandas() -> bool:

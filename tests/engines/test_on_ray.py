@@ -23,12 +23,12 @@ import pytest
 
 import chopper
 from benchmarks._ranks import write_ranks
-from chopper.engines import Done, Engine, Lost, on_ray
+from chopper.engines import Engine, Lost, on_ray
 from chopper.engines.on_ray import OnRay
 from chopper.engines.ray_cluster import LoaderError
 from chopper.engines.serial import Serial
-from chopper.engines.spill import Spilled
 from chopper.errors import InputError
+from chopper.storage.results import InFile
 from tests.command import run
 from tests.engines import tasks
 from tests.engines.nodes import Nodes, started_nodes
@@ -41,7 +41,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray", allow_module_level=True)
 
 LARGE_ROWS = 400_000
-"""Of a table that is held in the object store."""
+"""Of a table that travels through the object store."""
 OPENED = """
 import os, sys
 def look(event, arguments):
@@ -67,44 +67,33 @@ def test_results_are_those_of_one_process_also_when_a_node_ends(
     second = nodes.start()
     made = tmp_path / "made"
     made.mkdir()
-    # Every other value travels with its task's result, in parts; the rest are too large for that.
-    calls = [(30_000 * n if n % 2 else LARGE_ROWS + n, made) for n in range(12)]
+    calls = [(30_000 * n if n % 2 else LARGE_ROWS + n, None, made) for n in range(12)]
     seen: list[int] = []
     with Serial() as serial, OnRay(nodes.address, progress=lambda _, n: seen.append(n)) as engine:
         assert engine.workers == 2
         both: tuple[Engine, ...] = (serial, engine)
         results = [[*one.map(tasks.noted_table, calls, label="")] for one in both]
-        assert done(results[1]) == done(results[0]) == [n for n, _ in calls]
         assert seen == [*range(1, 13)]
-        kinds = {type(r.held) for r in results[1] if isinstance(r, Done)}
-        assert kinds == {Spilled, on_ray.InCluster}
-        # Half of what is in the store goes with the node, and was copied but for the last.
+        for of in results:
+            assert [number for number, _ in of] == [n for n, *_ in calls]
+        assert {type(left) for _, left in results[1]} == {InFile}
         nodes.kill(second)
         later, refused = [], []
         for one, of in zip(both, results, strict=True):
-            held = [({"held": r.held}, 1) for r in of if isinstance(r, Done)]
-            later.append([*one.map(tasks.nested, held, label="")])
+            left = [({"left": result}, 1) for _, result in of]
+            later.append([*one.map(tasks.nested, left, label="")])
             lost = one.map(tasks.refused, [(n,) for n in range(4)], label="")
             refused.append([r.reason for r in lost if isinstance(r, Lost)])
         assert later[1] == later[0]
-        assert len([*made.iterdir()]) <= 2 * len(calls) + 1
+        # Nothing goes with the node.
+        assert len([*made.iterdir()]) == 2 * len(calls)
         assert refused[1] == refused[0]
         with pytest.raises(ZeroDivisionError):
             next(engine.map(tasks.wrong, [(1,)], label=""))
         once = [(n, 5, tmp_path / "once") for n in range(8)]
         assert done(engine.map(tasks.killed_once, once, label="")) == [*range(8)]
-        small, large = engine.map(tasks.table, [(3,), (LARGE_ROWS,)], label="")
-        for last, rows in ((small, 3), (large, LARGE_ROWS)):
-            assert isinstance(last, Done)
-            assert last.held is not None
-            assert last.held.get()["rows"].num_rows == rows
-    assert isinstance(small, Done)
-    assert small.held is not None
-    assert small.held.get()["rows"].num_rows == 3
-    assert isinstance(large, Done)
-    assert large.held is not None
-    with pytest.raises(InputError, match="a value of the cluster was lost"):
-        large.held.get()
+    # Files stay after the engine.
+    assert results[1][0][1].get()["rows"].num_rows == LARGE_ROWS
 
 
 @pytest.mark.parametrize("function", [tasks.filled, tasks.arrow_filled])
@@ -173,7 +162,7 @@ def test_a_node_without_this_chopper_is_named(
 
 def test_a_task_of_another_chopper_is_refused_before_it_is_read() -> None:
     with pytest.raises(InputError, match="another chopper or Python than here"):
-        on_ray._call(("0.0.1", "3.11"), ".", None, [1], b"no pickle")
+        on_ray._call(("0.0.1", "3.11"), ".", None, b"no pickle", [])
 
 
 def test_a_node_fetches_what_lies_at_an_address_itself(

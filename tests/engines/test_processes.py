@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from benchmarks._ranks import write_ranks
-from chopper.engines import Done, Lost
+from chopper.engines import Lost
 from chopper.engines.processes import Processes
-from chopper.engines.spill import Folder
 from chopper.errors import InputError, OutputError
+from chopper.storage.results import Folder
 from tests.engines import tasks
 from tests.engines.tasks import done
 from tests.waiting import PATIENCE_S, until
@@ -57,9 +57,9 @@ def test_a_task_that_kills_each_worker_is_lost_alone() -> None:
 def test_a_worker_that_is_killed_while_it_waits_is_replaced() -> None:
     with Processes(1) as engine:
         (first,) = engine.map(tasks.where, [(0,)], label="")
-        assert isinstance(first, Done)
-        os.kill(first.value[0], signal.SIGKILL)
-        until(lambda: not psutil.pid_exists(first.value[0]), "the worker ends")
+        worker = psutil.Process(first[0])
+        worker.kill()
+        until(lambda: worker.status() == psutil.STATUS_ZOMBIE, "the worker ends")
         assert done(engine.map(tasks.doubled, [(n,) for n in range(5)], label="")) == [
             0,
             2,
@@ -85,7 +85,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(folder: Path) -
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with Processes(1, folder=folder) as engine:
-            calls = [(1 << 10,), (1 << 20,), (1 << 11,)]
+            calls = [(size, engine.folder) for size in (1 << 10, 1 << 20, 1 << 11)]
             results = [*engine.map(tasks.noise, calls, label="")]
             assert isinstance(results[1], Lost)
             assert isinstance(results[1].error, OutputError)
@@ -104,27 +104,24 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(folder: Path) -
 
 def test_values_stay_as_long_as_they_are_held(folder: Path) -> None:
     with Processes(1, folder=folder) as engine:
-        results = [*engine.map(tasks.table, [(3,), (4,)], label="")]
-    held = [r.held for r in results if isinstance(r, Done) and r.held is not None]
-    assert [h.get()["rows"].num_rows for h in held] == [3, 4]
+        results = [*engine.map(tasks.table, [(n, engine.folder) for n in (3, 4)], label="")]
+    left = [result for _, result in results]
+    assert [one.get()["rows"].num_rows for one in left] == [3, 4]
     (spill,) = folder.iterdir()
     next(spill.iterdir()).unlink()
     with pytest.raises(InputError, match="a temporary file was removed while it was in use"):
-        [h.get() for h in held]
-    del results, held
+        [one.get() for one in left]
+    del results, left
     assert [*folder.iterdir()] == []
 
 
 def test_workers_that_rest_are_gone_and_what_they_held_is_not() -> None:
     with Processes(2) as engine:
-        (held,) = engine.map(tasks.table, [(3,)], label="")
-        assert isinstance(held, Done)
-        assert held.held is not None
+        ((_, left),) = engine.map(tasks.table, [(3, engine.folder)], label="")
         (worker,) = engine.map(tasks.where, [(0,)], label="")
-        assert isinstance(worker, Done)
         engine.rest()
-        assert not psutil.pid_exists(worker.value[0])
-        assert held.held.get()["number"] == 3
+        assert not psutil.pid_exists(worker[0])
+        assert left.get()["number"] == 3
         assert done(engine.map(tasks.doubled, [(4,)], label="")) == [8]
 
 
@@ -158,7 +155,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for what it
 folder = Path(sys.argv[1])
 with Processes(2, folder=folder) as engine:
     (folder / "loaded").touch()
-    held = [*engine.map(tasks.table, [(3,)], label="")]
+    left = [*engine.map(tasks.table, [(3, engine.folder)], label="")]
     [*engine.map(tasks.begun, [(folder, n) for n in range(4)], label="")]
 """
 
@@ -326,8 +323,8 @@ from chopper.engines.processes import Processes
 from tests.engines import tasks
 with Processes(2) as engine:
     calls = [(n, 1, Path(sys.argv[1]) / "once") for n in range(4)]
-    results = engine.map(tasks.killed_once, calls, label="")
-assert [r.value for r in results] == [0, 1, 2, 3], results
+    results = [*engine.map(tasks.killed_once, calls, label="")]
+assert [*results] == [0, 1, 2, 3]
 assert __file__ and __spec__ is None
 """
     program = Running(folder, script)

@@ -40,6 +40,7 @@ from chopper.collectors.formats.parsed import ParsedTrace, step_table
 from chopper.collectors.formats.steps import PROFILER_STEP
 from chopper.errors import OutputError, reason_of
 from chopper.limits import Intake
+from chopper.storage.results import owner
 from chopper.storage.store import BEGINNING_NS, END_NS, Span
 from chopper.storage.stretches import Plan
 
@@ -77,14 +78,17 @@ class TraceStretch:
         folder: with the rows of all stretches.
         number: of this one, from 0.
         span: its steps.
-        keeper: whoever removes the folder; not of a stretch that was sent elsewhere.
+        keeper: who removes the folder; None in another process.
     """
 
     path: Path
     folder: Path
     number: int
     span: Span
-    keeper: Any = None
+    keeper: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keeper", owner(self.folder.parent))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TraceStretch, (self.path, self.folder, self.number, self.span)
@@ -101,7 +105,10 @@ class WholeTrace:
     path: Path
     folder: Path
     stretches_count: int
-    keeper: Any = None
+    keeper: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keeper", owner(self.folder.parent))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WholeTrace, (self.path, self.folder, self.stretches_count)
