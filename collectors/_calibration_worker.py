@@ -181,7 +181,7 @@ class _Worker:
             self.result.memory.append(rate)
 
     def _array_bytes(self) -> int:
-        """Far beyond the caches, far below what is free."""
+        """Size of an array that exceeds all caches and fits in free memory, in bytes."""
         if self.device.type == "cpu":
             import psutil
 

@@ -1,4 +1,4 @@
-"""The history that torch's caching allocator keeps of what it did, of so many entries.
+"""The allocation history of torch's caching allocator, limited to a number of entries.
 
 The allocator keeps it in a ring of its own, in C++, with the Python stack of each allocation; when
 the recording ends it is taken once and written as the tables that a snapshot file becomes.

@@ -102,7 +102,7 @@ class StepListener(Protocol):
 
 
 def held(count: int | None) -> int | None:
-    """Return a count that a table's 64 bits can hold; None for any other, which is no count."""
+    """Return a count, or None if it exceeds the 63 bits of a table."""
     return count if count is not None and count < 1 << 63 else None
 
 
@@ -111,10 +111,10 @@ DRIVER_TIMEOUT_S = 5.0
 
 
 def call_within(timeout_s: float, call: Callable[[], _T]) -> _T:
-    """Return what a call returns, or raise what it raises.
+    """Call a function in another thread; raise TimeoutError if it takes too long.
 
     Raises:
-        TimeoutError: it did neither in time; its thread keeps no process from ending.
+        TimeoutError: the call still runs; its daemon thread does not keep the process alive.
     """
     results: list[_T] = []
     problems: list[BaseException] = []
@@ -200,7 +200,7 @@ class StepCollector(ABC):
         return {self.source: sorted(costs_ns)[len(costs_ns) // 2]}
 
     def stop(self) -> CollectorReport:
-        """Write what is left and close the file."""
+        """Write the remaining rows and close the file."""
         self._log.close()
         costs_ns = sorted(self._costs_ns)
         return CollectorReport(

@@ -142,9 +142,9 @@ print(found.type if found is not None else "cpu", torch.accelerator.device_count
 """
 
 
-def find_device(asked: str) -> tuple[str, int]:
+def find_device(requested: str) -> tuple[str, int]:
     """Find the kind and number of devices, in a process of its own."""
-    if asked == "cpu" or (asked == "auto" and _torch_is_for_cpus()):
+    if requested == "cpu" or (requested == "auto" and _torch_is_for_cpus()):
         return "cpu", 0
     done = subprocess.run(
         [sys.executable, "-P", "-c", _FIND_DEVICE], capture_output=True, text=True, check=False
@@ -152,8 +152,8 @@ def find_device(asked: str) -> tuple[str, int]:
     if done.returncode:
         raise CollectorUnavailable(f"torch cannot be loaded: {last_line(done.stderr)}")
     kind, count = done.stdout.split()[-2:]
-    if asked not in ("auto", kind):
-        raise UsageError(f"--device {asked}: torch sees no such device, only {kind}")
+    if requested not in ("auto", kind):
+        raise UsageError(f"--device {requested}: torch sees no such device, only {kind}")
     return kind, int(count)
 
 

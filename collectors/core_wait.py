@@ -71,6 +71,6 @@ class CoreWaitCollector(StepCollector):
             self._close()
 
     def stop(self) -> CollectorReport:
-        """Write what is left and close the files."""
+        """Write the remaining rows and close the files."""
         self._close()
         return super().stop()

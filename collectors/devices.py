@@ -1,4 +1,4 @@
-"""Devices whose sensors a vendor's driver reads: which ones, by which calls, and what is refused.
+"""Devices with sensors that a vendor's driver reads: selection, calls, and refusals.
 
 A vendor's source adds each device's calls once (``DeviceReader.add``); a reading makes them and
 returns a row. A call or a column that the driver refuses for good is not asked for again, and its
@@ -36,7 +36,7 @@ _CHANGES = 8
 
 
 class DriverError(Exception):
-    """A call of a driver failed with a code; or, with a reason, what it tells is of no use."""
+    """A driver's call failed with a code; or, with a reason, its value is unusable."""
 
     def __init__(self, value: int, reason: str | None = None) -> None:
         super().__init__(value if reason is None else reason)
@@ -136,7 +136,7 @@ def chosen_by(
 
 
 def local_ranks() -> tuple[int, str | None]:
-    """Return the launcher's count of ranks on this host, else 0; and what is wrong with it."""
+    """Return the launcher's count of ranks on this host, 0 if unknown, and an error or None."""
     count = environment_count("LOCAL_WORLD_SIZE")
     value = os.environ.get("LOCAL_WORLD_SIZE", "").strip()
     if count is not None or not value:

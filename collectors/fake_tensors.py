@@ -138,10 +138,10 @@ def _in_child(**request: Any) -> dict[str, Any]:
         raise CaptureError(f"--module {module}: did not end within {_TIMEOUT_S} s") from exc
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not lines:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+        messages = [line for line in done.stderr.splitlines() if line.strip()]
         raise CaptureError(
             f"--module {module}: the capture ended with exit code {done.returncode}"
-            + (f": {said[-1].strip()}" if said else "")
+            + (f": {messages[-1].strip()}" if messages else "")
         )
     answer: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
     if "error" in answer:
@@ -157,12 +157,12 @@ def _built_module(request: dict[str, Any]) -> tuple[Any, Any, Any]:
 
     bf16 = request["precision"] == "bf16"
     torch.set_default_dtype(torch.bfloat16 if bf16 else torch.float32)
-    place, _, name = request["module"].partition(":")
+    module_name, _, name = request["module"].partition(":")
     sys.path.insert(0, str(Path.cwd()))
-    factory = getattr(importlib.import_module(place), name)
+    factory = getattr(importlib.import_module(module_name), name)
     takes = inspect.signature(factory).parameters
-    made = factory(**{k: request[k] for k in ("batch", "sequence") if k in takes})
-    parts = made if isinstance(made, tuple) else (made,)
+    result = factory(**{k: request[k] for k in ("batch", "sequence") if k in takes})
+    parts = result if isinstance(result, tuple) else (result,)
     module = parts[0]
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"the factory returned {type(module).__name__}, expected a torch module")
@@ -185,13 +185,13 @@ def _units(module: Any) -> list[tuple[Any, str]]:
     """Return each module of the outermost ModuleLists by place: the units of sharding."""
     import torch
 
-    found: list[tuple[Any, str]] = []
+    units: list[tuple[Any, str]] = []
     for name, child in module.named_children():
         if isinstance(child, torch.nn.ModuleList):
-            found += [(child, str(i)) for i in range(len(child))]
+            units += [(child, str(i)) for i in range(len(child))]
         else:
-            found += [(owner, n) for owner, n in _units(child)] if name else []
-    return found
+            units += [(owner, n) for owner, n in _units(child)] if name else []
+    return units
 
 
 def _loss_of(output: Any, function: Any) -> Any:
@@ -239,7 +239,7 @@ def _shard(request: dict[str, Any], module: Any, units: list[tuple[Any, str]]) -
 
     mesh = init_device_mesh("cpu", (request["ranks"],))
     mixed = (torch.bfloat16, torch.float32) if request["precision"] == "mixed" else ()
-    for part in (*(getattr(owner, place) for owner, place in units), module):
+    for part in (*(getattr(owner, name) for owner, name in units), module):
         fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(*mixed))
 
 
@@ -265,9 +265,9 @@ def _track(request: dict[str, Any]) -> dict[str, Any]:
         if request["checkpoint"] == "full":
             from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 
-            for owner, place in units:
-                wrapped = checkpoint_wrapper.checkpoint_wrapper(getattr(owner, place))
-                setattr(owner, place, wrapped)
+            for owner, name in units:
+                wrapped = checkpoint_wrapper.checkpoint_wrapper(getattr(owner, name))
+                setattr(owner, name, wrapped)
         if fsdp:
             _shard(request, module, units)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -401,7 +401,7 @@ _NO_VALUES = (
 )
 
 
-def _place(exc: BaseException) -> str:
+def _source_line(exc: BaseException) -> str:
     """Return the innermost line of the user's code, neither torch's nor ours, of an error."""
     import traceback
 
@@ -421,17 +421,17 @@ def _answer() -> None:
     request = json.loads(sys.argv[1])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            said = {"memory": _track, "operators": _write_down}[request["task"]](request)
+            answer = {"memory": _track, "operators": _write_down}[request["task"]](request)
     except ModuleNotFoundError as exc:
         missing = exc.name or str(exc)
         remedy = "; install it: pip install 'chopper-profiler[torch]'" if missing == "torch" else ""
-        said = {"error": f"module {missing} not found{remedy}"}
+        answer = {"error": f"module {missing} not found{remedy}"}
     except Exception as exc:  # noqa: BLE001 - the user's code, which may raise anything
         text = str(exc).strip().splitlines()
-        said = {"error": f"{type(exc).__name__}: {text[0] if text else ''}".rstrip(": ")}
+        answer = {"error": f"{type(exc).__name__}: {text[0] if text else ''}".rstrip(": ")}
         if type(exc).__name__ == "DataDependentOutputException":
-            said = {"error": f"{_place(exc)}: {_NO_VALUES}"}
-    sys.stdout.write(_MARK + json.dumps(said) + "\n")
+            answer = {"error": f"{_source_line(exc)}: {_NO_VALUES}"}
+    sys.stdout.write(_MARK + json.dumps(answer) + "\n")
     sys.stdout.flush()
     os._exit(0)
 

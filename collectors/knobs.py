@@ -71,7 +71,7 @@ class Driver(Protocol):
         ...
 
     def undo(self, knob: Knob) -> None:
-        """Bring back what was before; SettingRefused where the driver does not let it."""
+        """Restore the previous setting; raise SettingRefused if the driver rejects it."""
         ...
 
 

@@ -102,7 +102,7 @@ class FileSource:
 
 
 def counted(text: bytes, factor: int = 1) -> int | None:
-    """A file's or a field's number; None for what is none ("N/A (no PMA)") or outgrows a table."""
+    """Parse a count; None if the text is not one ("N/A (no PMA)") or exceeds 64 bits."""
     stripped = text.strip()
     return held(int(stripped) * factor) if stripped.isdigit() else None
 
@@ -124,5 +124,5 @@ class Budget:
         return self._due_ns is None or now_ns >= self._due_ns
 
     def charge(self, now_ns: int, cost_ns: int) -> None:
-        """Say that a reading was made now, and what it cost."""
+        """Record the time and cost of a reading."""
         self._due_ns = now_ns + max(self._period_ns, int(cost_ns / self._cost_ratio))

@@ -140,13 +140,13 @@ class TorchTrace:
         """Set the device's tracing up, which takes a while, one step ahead of ``begin``."""
         if self._profiler is None:
             self._profiler = self._make()
-            with self._own(), _compiler_left_alone():
+            with self._own_calls(), _compiler_left_alone():
                 self._profiler.prepare_trace()
 
     def begin(self) -> None:
         """Trace from here on."""
         self.prepare()
-        with self._own():
+        with self._own_calls():
             self._profiler.start_trace()
             # Tells who imports traces of several ranks without their run that they share a clock.
             self._profiler.add_metadata_json("host_name", json.dumps(socket.gethostname()))
@@ -156,7 +156,7 @@ class TorchTrace:
         self.active = True
 
     def end(self) -> None:
-        """Trace no longer; what was traced stays in memory for ``export``.
+        """Stop tracing; the events stay in memory for ``export``.
 
         Raises CaptureError, and the trace is lost, in another thread than it began in, or when
         another profiler ended it.
@@ -173,7 +173,7 @@ class TorchTrace:
         import torch
         from torch.autograd.profiler import record_function
 
-        with self._own():
+        with self._own_calls():
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 # gloo's threads close their spans some µs after they woke the one that waited.
                 time.sleep(_STRAGGLERS_S)
@@ -184,7 +184,7 @@ class TorchTrace:
         self._owner = None
 
     @contextlib.contextmanager
-    def _own(self) -> Iterator[None]:
+    def _own_calls(self) -> Iterator[None]:
         """The block in which the profiler is called from here, and not by the program."""
         before, self._own_call = self._own_call, True
         try:
@@ -213,13 +213,13 @@ class TorchTrace:
         self._owner = None
 
     def settle(self) -> None:
-        """End what was abandoned in this thread, unless a profiler of the program's runs."""
+        """Stop the abandoned traces of this thread, unless the program's own profiler runs."""
         for entry in _abandoned.copy() if _abandoned else ():
             if entry.owner is not threading.current_thread() or not _profiler_enabled():
                 continue
             if entry.lost and self._foreign_runs:
                 continue
-            with self._own():
+            with self._own_calls():
                 if entry.lost:
                     _end_lost()
                 else:
@@ -238,7 +238,7 @@ class TorchTrace:
             leave_without_destructors()
 
     def drop(self) -> None:
-        """Free what is held in memory, now.
+        """Free the trace in memory, now.
 
         torch's profile object is part of a reference cycle, and Kineto's results are unsafe to free
         once another trace began or the interpreter winds down: they cannot be left to the garbage
@@ -250,7 +250,7 @@ class TorchTrace:
             held.profiler = None
 
     def export(self) -> Path | None:
-        """Write what is held as plain JSON, which is fast; ``compress`` follows later.
+        """Write the trace as plain JSON, which is fast; ``compress`` follows later.
 
         Returns None where its times are of no use, as the wall clock was set meanwhile.
 
@@ -380,7 +380,7 @@ class TorchTrace:
         self._foreign_runs = False
 
     def _give_way(self) -> bool:
-        """End what is traced or prepared here before another profiler begins; whether it was."""
+        """Stop our trace, if any, before another profiler starts; return whether there was one."""
         with self.lock:
             self.settle()
             if self._profiler is None:

@@ -495,7 +495,7 @@ def _of_long_steps(
 def _of_startup(step: _Step, share: float, started: Initialization) -> str:
     """Return the sentence about initialization in the recorded time, and about the rest."""
     text = classes()[_STARTUP].sentence.format(share=fmt.ratio(share), unit=_unit(step.story))
-    text += f": {started.said}"
+    text += f": {started.description}"
     if share > _ALL:
         return f"{text}."
     others = {n: s / (1 - share) for n, s in step.shares.items() if n != _STARTUP}

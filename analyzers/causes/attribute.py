@@ -110,9 +110,9 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         }
     )
     # Of a stretch of a trace, other stretches count the other events.
-    own = _own(joined, links)
+    is_own = _is_own_event(joined, links)
     sent = joined.communication.event_row
-    sent = sent[own[sent]]
+    sent = sent[is_own[sent]]
     matched_count = 0 if matched is None else (matched.ready_ns[sent] >= 0).sum()
     if not windows.recorded.all():
         piece, window, gap = (_recorded(table, windows) for table in (piece, window, gap))
@@ -127,9 +127,9 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
         + check_factors(rank, links, factors, compute)
         + _of_unknown(rank, piece if len(links.events) else piece.slice(0, 0)),
         coverage={
-            **_coverage(links, compute, work, states, windows.recorded, own),
+            **_coverage(links, compute, work, states, windows.recorded, is_own),
             "collectives_matched_ratio": (float(matched_count), float(len(sent))),
-            "clock_ratio": clock_coverage(links, factors, own),
+            "clock_ratio": clock_coverage(links, factors, is_own),
         },
         work=work,
         factors=factors,
@@ -170,11 +170,11 @@ def _pieces(
     waited = _without_a_core(joined, window, cause, time_ns, start, end)
     if waited is not None:
         # What waiting takes out of a piece is a piece of its own.
-        left, took = np.flatnonzero(time_ns > waited), np.flatnonzero(waited)
-        rows = np.concatenate([left, took])
+        unwaited, took = np.flatnonzero(time_ns > waited), np.flatnonzero(waited)
+        rows = np.concatenate([unwaited, took])
         waits = np.where(_COMPUTES[cause[took]], _COMPUTING_WAIT, _PREPARING_WAIT)
-        cause = np.concatenate([cause[left], waits])
-        time_ns = np.concatenate([(time_ns - waited)[left], waited[took]])
+        cause = np.concatenate([cause[unwaited], waits])
+        time_ns = np.concatenate([(time_ns - waited)[unwaited], waited[took]])
         window, event, kernel = window[rows], event[rows], kernel[rows]
         phase, layer, op = phase[rows], layer[rows], op[rows]
     codes, kernels = links.events.names
@@ -294,7 +294,7 @@ _MAY_SLEEP_TOO = np.array([c.endswith((".python", ".unobserved")) for c in LEAVE
 """The program's own code, which may sleep or read files."""
 
 
-def _own(joined: JoinedRank, links: Links) -> np.ndarray:
+def _is_own_event(joined: JoinedRank, links: Links) -> np.ndarray:
     """Return the mask of the device events that no other stretch of the trace counts as its own."""
     start_ns, span = links.events.start_ns, joined.inputs.span
     if span is None:
@@ -309,10 +309,10 @@ def _coverage(
     work: EventWork,
     states: States,
     recorded: np.ndarray,
-    own: np.ndarray,
+    is_own: np.ndarray,
 ) -> dict[str, tuple[float, float]]:
-    """Return what is covered of computing in recorded windows, and of the rank's own events."""
-    events = float(own.sum())
+    """Return covered and total amounts: of computing time in recorded windows, of own events."""
+    events = float(is_own.sum())
     inside = recorded[states.window[compute.shares.fragment]]
     fragment, cause, time_ns = (values[inside] for values in compute.shares)
     event = states.event_row[fragment]
@@ -320,15 +320,15 @@ def _coverage(
     def time_of(mask: np.ndarray) -> float:
         return float(time_ns[mask].sum())
 
-    whole = float(time_ns.sum())
+    computing_ns = float(time_ns.sum())
     math = time_of(np.isin(cause, MATH) & work.math[event])
     no_peak = time_of(cause == CODES["compute.no_peak"])
     unmodelled = time_of(cause == CODES["compute.unmodelled"])
     return {
-        "compute_modelled_ratio": (whole - unmodelled, whole),
-        "work_known_ratio": (time_of(work.known[event]), whole),
+        "compute_modelled_ratio": (computing_ns - unmodelled, computing_ns),
+        "work_known_ratio": (time_of(work.known[event]), computing_ns),
         "math_with_peak_ratio": (math, math + no_peak),
-        "launch_known_ratio": (float(links.has_launch[own].sum()), events),
-        "operator_known_ratio": (float((links.op_row >= 0)[own].sum()), events),
-        "layer_known_ratio": (float((links.layers[0] >= 0)[own].sum()), events),
+        "launch_known_ratio": (float(links.has_launch[is_own].sum()), events),
+        "operator_known_ratio": (float((links.op_row >= 0)[is_own].sum()), events),
+        "layer_known_ratio": (float((links.layers[0] >= 0)[is_own].sum()), events),
     }

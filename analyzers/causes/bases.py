@@ -46,5 +46,5 @@ def _unmeasured(reasons: Sequence[dict[str, str]]) -> str:
     for of_rank in reasons:
         for name, why in of_rank.items():
             by_factor.setdefault(name, {})[why] = None
-    said = "; ".join(f"{name} not measured ({', '.join(why)})" for name, why in by_factor.items())
-    return f"; {said}" if said else ""
+    listed = "; ".join(f"{name} not measured ({', '.join(why)})" for name, why in by_factor.items())
+    return f"; {listed}" if listed else ""

@@ -100,8 +100,8 @@ def join_clocks(
     devices = np.unique(events.device_id[events.device_id >= 0])
     one = len(devices) == 1 and len(np.unique(sample_device)) == 1
     for device in devices:
-        own = samples if one else samples.filter(sample_device == device)
-        series = ClockSeries.of(own, set_hz=set_hz)
+        device_samples = samples if one else samples.filter(sample_device == device)
+        series = ClockSeries.of(device_samples, set_hz=set_hz)
         if series is None:
             continue
         rows = np.flatnonzero(events.device_id == device)
@@ -112,7 +112,7 @@ def join_clocks(
         if series is None:
             state[rows] = NO_OVERLAP
             continue
-        at = series.place(start, end)
+        at = series.locate(start, end)
         readers[int(device)] = series
         bad = np.concatenate([[0], np.cumsum(~series.trusted)])
         trusted = bad[at.last + 1] == bad[at.first]
@@ -306,7 +306,7 @@ class ClockSeries:
         hole = self.changes & (gap > _HOLE_FACTOR * np.median(gap))
         return (gap + span <= self.bound_ns) & ~hole
 
-    def place(self, start_ns: np.ndarray, end_ns: np.ndarray) -> Place:
+    def locate(self, start_ns: np.ndarray, end_ns: np.ndarray) -> Place:
         """Place intervals among the readings."""
         last_gap = len(self.time_ns) - 2
         first = np.clip(np.searchsorted(self.time_ns, start_ns, side="right") - 1, 0, last_gap)
@@ -332,13 +332,13 @@ class ClockSeries:
         rows = np.flatnonzero(at.first < at.last)
         if len(rows):
             first, last, tail_ns = at.first[rows], at.last[rows], at.tail_ns[rows]
-            whole = np.concatenate([[0.0], np.cumsum((begin + end) / 2 * gap)])
-            left = gap[first] - at.head_ns[rows]
-            head = left * (end[first] - slope[first] * left / 2)
+            integral = np.concatenate([[0.0], np.cumsum((begin + end) / 2 * gap)])
+            head_length = gap[first] - at.head_ns[rows]
+            head = head_length * (end[first] - slope[first] * head_length / 2)
             tail = tail_ns * (begin[last] + slope[last] * tail_ns / 2)
             between = (self.time_ns[last] - self.time_ns[first + 1]).astype(np.float64)
-            length = left + between + tail_ns
-            mean[rows] = (head + whole[last] - whole[first + 1] + tail) / length
+            length = head_length + between + tail_ns
+            mean[rows] = (head + integral[last] - integral[first + 1] + tail) / length
         return mean
 
     def mean_power(self, at: Place) -> np.ndarray:
@@ -398,6 +398,6 @@ class ClockSeries:
 
         (intervals, labels) and (intervals,): time without a reason counts for no label at all.
         """
-        told = (self.reasons >= 0).astype(np.float64)
-        shares = (self.mean(np.ascontiguousarray(c * told), at) for c in self.labels.T)
-        return np.stack(list(shares), axis=1), self.mean(told, at)
+        is_labelled = (self.reasons >= 0).astype(np.float64)
+        shares = (self.mean(np.ascontiguousarray(c * is_labelled), at) for c in self.labels.T)
+        return np.stack(list(shares), axis=1), self.mean(is_labelled, at)

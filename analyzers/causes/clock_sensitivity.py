@@ -91,10 +91,10 @@ def estimate(
     size = np.maximum(np.bincount(of, minlength=count), 1)
     spread = np.bincount(of, weights=np.abs(residual), minlength=count) / size
     noise = np.maximum(spread * np.sqrt(np.pi / 2), _LEAST_NOISE)
-    kept = np.abs(residual) <= _OUTLIER * noise[of]
-    slope, error, spread, used, _ = _fit(x[kept], y[kept], of[kept], count, between[kept])
-    unsure = (clock_error_hz[sure] / clock_hz[sure])[kept]
-    unsure = np.sqrt(_mean(unsure**2, of[kept], count))
+    inlier = np.abs(residual) <= _OUTLIER * noise[of]
+    slope, error, spread, used, _ = _fit(x[inlier], y[inlier], of[inlier], count, between[inlier])
+    unsure = (clock_error_hz[sure] / clock_hz[sure])[inlier]
+    unsure = np.sqrt(_mean(unsure**2, of[inlier], count))
     fitted = (used >= MIN_INSTANCES) & np.isfinite(error)
     fitted &= spread >= np.maximum(MIN_SPREAD, _SPREAD_PER_ERROR * unsure)
     flattened = np.divide(unsure, spread, out=np.zeros(count), where=fitted) ** 2
@@ -114,8 +114,8 @@ def estimate(
     value = (np.nan_to_num(slope) * trust + prior * believed) / weight
     low = np.full(count, np.inf)
     high = np.full(count, -np.inf)
-    np.minimum.at(low, of[kept], clock_hz[sure][kept])
-    np.maximum.at(high, of[kept], clock_hz[sure][kept])
+    np.minimum.at(low, of[inlier], clock_hz[sure][inlier])
+    np.maximum.at(high, of[inlier], clock_hz[sure][inlier])
     return Sensitivity(
         np.clip(value, 0.0, 1.0),
         1 / np.sqrt(weight),
@@ -214,8 +214,8 @@ def _fit(
     sxy = np.bincount(group, weights=dx * dy, minlength=count)
     slope = np.divide(sxy, sxx, out=np.zeros(count), where=sxx > 0)
     residual = dy - slope[group] * dx
-    left = np.bincount(group, weights=residual**2, minlength=count)
-    noise = np.maximum(left / np.maximum(used - 2, 1), _LEAST_NOISE**2)
+    squares = np.bincount(group, weights=residual**2, minlength=count)
+    noise = np.maximum(squares / np.maximum(used - 2, 1), _LEAST_NOISE**2)
     # Of sums over the instances between two readings: the variance if these share their errors.
     first, shared = distinct_rows([group, reading])
     of = group[first]

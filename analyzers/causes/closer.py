@@ -17,7 +17,7 @@ _KINDS = ("", "compute.", "communication.", "idle.", "copy.")
 
 
 def closer_ranks(causes: pa.Table, rows_count: Mapping[int, int]) -> list[int]:
-    """Choose ranks that stand for all: with most, least and median time in each kind of cause.
+    """Choose representative ranks: with most, least and median time in each kind of cause.
 
     Args:
         causes: ``rank``, ``cause``, ``time_ns``, as of all ranks' totals.

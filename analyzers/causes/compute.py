@@ -187,7 +187,7 @@ def fit(
     measured_ln: Sequence[np.ndarray],
     modelled_ln: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what is left for the rest, and the scale of factors that explain too much.
+    """Return the unexplained factor, and scales for factors that exceed the observed slowdown.
 
     What was measured comes first: models get what it leaves, and are scaled down alike where they
     explain more. Only where measurements alone exceed what was observed, they are scaled too.
@@ -200,9 +200,9 @@ def fit(
         ln of the remaining factor, at least 0; the scale in [0, 1] of the measured factors, and
         that of the modelled ones.
     """
-    left, measured_scale = _take(observed_ln, measured_ln)
-    left, modelled_scale = _take(left, modelled_ln)
-    return left, measured_scale, modelled_scale
+    remainder, measured_scale = _take(observed_ln, measured_ln)
+    remainder, modelled_scale = _take(remainder, modelled_ln)
+    return remainder, measured_scale, modelled_scale
 
 
 def _take(available: np.ndarray, factors: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -223,15 +223,15 @@ def apportion(total: np.ndarray, weights: Sequence[np.ndarray]) -> list[np.ndarr
         total: int64, at least 0 and below 2**53.
         weights: at least 0, one array per part.
     """
-    whole = np.zeros(len(total))
+    weight_sum = np.zeros(len(total))
     for weight in weights:
-        whole += weight
+        weight_sum += weight
     running = np.zeros(len(total))
     before = np.zeros(len(total), dtype=np.int64)
     parts = []
     for weight in weights[:-1]:
         running += weight
-        share = np.divide(running, whole, out=np.zeros(len(total)), where=whole > 0)
+        share = np.divide(running, weight_sum, out=np.zeros(len(total)), where=weight_sum > 0)
         edge = np.rint(total * np.minimum(share, 1.0)).astype(np.int64)
         parts.append(edge - before)
         before = edge

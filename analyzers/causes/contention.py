@@ -90,14 +90,14 @@ def contend(
     alone = ran_alone(duration_ns, shared_ns)
     usable = ~np.isnan(clock_ln)
     length = np.log(np.maximum(duration_ns, 1.0)) - np.nan_to_num(clock_ln)
-    base, beside = usable & alone, usable & ~alone
+    base, shared = usable & alone, usable & ~alone
     alone_count = np.bincount(group[base], minlength=count)
-    beside_count = np.bincount(group[beside], minlength=count)
+    beside_count = np.bincount(group[shared], minlength=count)
     base &= (beside_count > 0)[group]
     baseline = _grouped_median(length[base], group[base], count)
     baseline[alone_count < MIN_ALONE] = np.nan
     slower = length + divided_ln - baseline[group]
-    compared = beside & ~np.isnan(slower)
+    compared = shared & ~np.isnan(slower)
     mean, error = _mean(slower[compared], group[compared], count)
     # The baseline's own error: a median's is √(π/2) of a mean's.
     _, rest_error = _mean((length - baseline[group])[base], group[base], count)
@@ -113,12 +113,17 @@ def contend(
         factor,
         alone,
         np.exp(baseline),
-        np.exp(_grouped_median(length[beside], group[beside], count)),
+        np.exp(_grouped_median(length[shared], group[shared], count)),
         alone_count,
         beside_count,
         np.where((beside_count > 0) & ~np.isnan(baseline), np.exp(mean), np.nan),
         _least(
-            group, count, np.exp(length), shared_ns / np.maximum(duration_ns, 1.0), beside, baseline
+            group,
+            count,
+            np.exp(length),
+            shared_ns / np.maximum(duration_ns, 1.0),
+            shared,
+            baseline,
         ),
     )
 
@@ -136,11 +141,11 @@ def _least(
     count: int,
     length_ns: np.ndarray,
     shared_ratio: np.ndarray,
-    beside: np.ndarray,
+    contended: np.ndarray,
     baseline: np.ndarray,
 ) -> np.ndarray:
     """Time (ns per event) beyond the instance that overlapped least, where no baseline is known."""
-    rows = np.flatnonzero(beside & np.isnan(baseline)[group])
+    rows = np.flatnonzero(contended & np.isnan(baseline)[group])
     if not len(rows):
         return np.zeros(count)
     order = rows[np.lexsort((length_ns[rows], shared_ratio[rows], group[rows]))]

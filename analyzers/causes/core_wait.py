@@ -1,4 +1,4 @@
-"""Time in which the thread of the steps waited for a core, taken out of what it was doing then.
+"""CPU contention: time in which the step's thread was runnable but had no core.
 
 On a run without a device, what a rank computes and what its host prepares is one thread's work. The
 kernel counts how long that thread could run and had no core. Samples of the count tell when;
@@ -90,14 +90,14 @@ def awake(
         sleep_ns: per window, -1 where it is not known: nothing slept then.
         may_sleep_too: mask of the pieces that slept for what these cannot hold, such as Python.
     """
-    left, elsewhere, found = np.maximum(sleep_ns, 0), elsewhere_ns, time_ns
+    owed, elsewhere, awake_ns = np.maximum(sleep_ns, 0), elsewhere_ns, time_ns
     for mask in (may_sleep, may_sleep_too):
         if mask is not None:
             held = np.bincount(window[mask], time_ns[mask], len(sleep_ns)) + elsewhere
-            ratio = 1 - np.minimum(left / np.maximum(held, 1), 1)
-            found = np.where(mask, np.rint(time_ns * ratio[window]).astype(np.int64), found)
-            left, elsewhere = np.maximum(left - held, 0), np.zeros(len(left))
-    return found
+            ratio = 1 - np.minimum(owed / np.maximum(held, 1), 1)
+            awake_ns = np.where(mask, np.rint(time_ns * ratio[window]).astype(np.int64), awake_ns)
+            owed, elsewhere = np.maximum(owed - held, 0), np.zeros(len(owed))
+    return awake_ns
 
 
 def taken(window: np.ndarray, held: np.ndarray, wait_ns: np.ndarray) -> np.ndarray:

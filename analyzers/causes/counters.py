@@ -128,14 +128,14 @@ def _pair(
     """For each kernel of a file the place among ours that it is, -1 where nobody can tell."""
     pair = np.full(len(theirs), -1, dtype=np.int64)
     for form in (plain, base_name):
-        left, right = np.flatnonzero(~row_set(pair, len(ours))), np.flatnonzero(pair < 0)
+        unpaired, right = np.flatnonzero(~row_set(pair, len(ours))), np.flatnonzero(pair < 0)
         forms: dict[str, int] = {}
-        a = _recode(names, ours[left], form, forms)
+        a = _recode(names, ours[unpaired], form, forms)
         b = _recode(their_names, theirs[right], form, forms)
         same = np.bincount(a, minlength=len(forms)) == np.bincount(b, minlength=len(forms))
         # Stable sorting keeps the order of each name's kernels.
         a_order, b_order = (np.argsort(codes, kind="stable") for codes in (a, b))
-        pair[right[b_order[same[b[b_order]]]]] = left[a_order[same[a[a_order]]]]
+        pair[right[b_order[same[b[b_order]]]]] = unpaired[a_order[same[a[a_order]]]]
     return pair
 
 
@@ -152,14 +152,14 @@ def _recode(
 def _say(
     source: str, pair: np.ndarray, theirs: np.ndarray, their_names: list[str], kernels: int
 ) -> list[Finding]:
-    left = np.flatnonzero(pair < 0)
-    if len(left):
-        codes, counts = np.unique(theirs[left], return_counts=True)
+    unpaired = np.flatnonzero(pair < 0)
+    if len(unpaired):
+        codes, counts = np.unique(theirs[unpaired], return_counts=True)
         return [
             finding(
                 "counters.not_matched",
-                count=len(left),
-                withholds=len(left) == len(pair),
+                count=len(unpaired),
+                withholds=len(unpaired) == len(pair),
                 source=source,
                 whole=len(pair),
                 worst=base_name(their_names[codes[np.argmax(counts)]])[:60],

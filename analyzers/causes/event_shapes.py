@@ -50,8 +50,8 @@ def output_dims(host: HostSpans, rows: np.ndarray) -> tuple[np.ndarray, list[Sha
     for pattern, position in ((_WEIGHT, 2), (_INPUT, 0)):
         inner = lacking & host.named(pattern.match)[rows]
         if inner.any():
-            whole = host.nesting.nearest(host.named(_WHOLE.match))
-            source[inner], argument[inner] = whole[rows[inner]], position
+            outermost = host.nesting.nearest(host.named(_WHOLE.match))
+            source[inner], argument[inner] = outermost[rows[inner]], position
     unpaired = forward & (source < 0)
     if unpaired.any():
         source[unpaired], argument[unpaired] = _same_shapes(host, rows[unpaired]), 1
@@ -74,8 +74,8 @@ def _same_shapes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
         row_of[x, weight] = int(backward[first])
     distinct, inverse = np.unique(codes[rows], return_inverse=True)
     keys = [(_argument(texts[c], 0), _argument(texts[c], 1)) for c in distinct]
-    found = [row_of[key] if len(gradients.get(key, ())) == 1 else -1 for key in keys]
-    return np.array(found, dtype=np.int64)[inverse]
+    matches = [row_of[key] if len(gradients.get(key, ())) == 1 else -1 for key in keys]
+    return np.array(matches, dtype=np.int64)[inverse]
 
 
 def forward_rows(host: HostSpans, rows: np.ndarray, functions: Collection[str]) -> np.ndarray:
@@ -104,8 +104,8 @@ def _nodes(host: HostSpans, rows: np.ndarray) -> np.ndarray:
     """The autograd node of each forward convolution, by their common sequence number; -1 none."""
     sequence = host.sequence_id
     nodes = np.flatnonzero((sequence >= 0) & host.named(_is_node))
-    own = host.nesting.nearest((sequence >= 0) & host.of("cpu_op"))[rows]
-    return pick(nodes, first_with(sequence[nodes], pick(sequence, own)))
+    nearest_call = host.nesting.nearest((sequence >= 0) & host.of("cpu_op"))[rows]
+    return pick(nodes, first_with(sequence[nodes], pick(sequence, nearest_call)))
 
 
 def _arguments(

@@ -96,18 +96,18 @@ def event_work(links: Links, ceiling: Ceiling | None) -> EventWork:
     ideal_ns, roofline_ns, work_flop, work_bytes = np.full((4, count), np.nan)
     math, vector = np.zeros((2, count), dtype=bool)
     like_row, dtype, code = np.full((3, count), -1, dtype=np.int64)
-    found = EventWork(
+    work = EventWork(
         ideal_ns, roofline_ns, math, vector, like_row, work_flop, work_bytes, dtype, []
     )
     computing = links.work_class == COMPUTE
-    _by_operator(links, ceiling, np.flatnonzero(computing & (links.op_row >= 0)), found, code)
-    _by_likeness(links, computing, found, code)
-    _by_kernel(links, computing, found)
-    return found
+    _by_operator(links, ceiling, np.flatnonzero(computing & (links.op_row >= 0)), work, code)
+    _by_likeness(links, computing, work, code)
+    _by_kernel(links, computing, work)
+    return work
 
 
 def _by_operator(
-    links: Links, ceiling: Ceiling | None, events: np.ndarray, found: EventWork, code: np.ndarray
+    links: Links, ceiling: Ceiling | None, events: np.ndarray, result: EventWork, code: np.ndarray
 ) -> None:
     """Fill in what operators tell; ``code`` gets a number per distinct operator call and kernel."""
     if not len(events):
@@ -138,25 +138,25 @@ def _by_operator(
     ]
     types = [matmul_dtype(w.dtype, kernel) or "" for w, kernel in zip(works, kernels, strict=True)]
     amounts = np.array([_amounts(w, t, ceiling) for w, t in zip(works, types, strict=True)])
-    columns = (found.ideal_ns, found.roofline_ns, found.work_flop, found.work_bytes)
+    columns = (result.ideal_ns, result.roofline_ns, result.work_flop, result.work_bytes)
     for column, amount in zip(columns, amounts.T, strict=True):
         column[events] = amount[pair] * part
-    found.dtypes.extend(sorted({t for t in types if t}))
-    number = {t: i for i, t in enumerate(found.dtypes)}
-    found.dtype[events] = np.array([number.get(t, -1) for t in types])[pair]
+    result.dtypes.extend(sorted({t for t in types if t}))
+    number = {t: i for i, t in enumerate(result.dtypes)}
+    result.dtype[events] = np.array([number.get(t, -1) for t in types])[pair]
     is_math = np.array([work.family in MATH_FAMILIES for work in operators.works])[signature]
     # An operator of unknown FLOP (a whole mixture of experts) also launches what is no product.
-    unknown = is_math & np.isnan(found.work_flop[events])
+    unknown = is_math & np.isnan(result.work_flop[events])
     if unknown.any():
         is_vector = np.array([f == "vector" for f in kernel_families(name_values)] + [False])
         is_math &= ~(unknown & is_vector[name_codes[events]])
-    found.math[events] = is_math
-    found.vector[events] = ~is_math
+    result.math[events] = is_math
+    result.vector[events] = ~is_math
     # What events of the same work share; helpers of the same operator have other names.
-    code[events] = signature * (len(found.dtypes) + 1) + found.dtype[events] + 1
+    code[events] = signature * (len(result.dtypes) + 1) + result.dtype[events] + 1
 
 
-def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np.ndarray) -> None:
+def _by_likeness(links: Links, computing: np.ndarray, result: EventWork, code: np.ndarray) -> None:
     """Kernels without an operator of their own take the work of their likes.
 
     That are kernels whose launch the trace lacks, and those that a graph replays: their operator
@@ -168,28 +168,28 @@ def _by_likeness(links: Links, computing: np.ndarray, found: EventWork, code: np
     wanted = computing & without & (code < 0)
     like = match_instances(links.events, code, wanted)
     rows = np.flatnonzero(like >= 0)
-    found.like_row[rows] = like[rows]
+    result.like_row[rows] = like[rows]
     for column in (
-        found.ideal_ns,
-        found.roofline_ns,
-        found.math,
-        found.vector,
-        found.work_flop,
-        found.work_bytes,
-        found.dtype,
+        result.ideal_ns,
+        result.roofline_ns,
+        result.math,
+        result.vector,
+        result.work_flop,
+        result.work_bytes,
+        result.dtype,
     ):
         column[rows] = column[like[rows]]
 
 
-def _by_kernel(links: Links, computing: np.ndarray, found: EventWork) -> None:
+def _by_kernel(links: Links, computing: np.ndarray, result: EventWork) -> None:
     """Fill in the kind of work, not its amount, from kernels' names where nothing else tells it."""
     name_codes, name_values = links.events.names
     families = kernel_families(name_values)
-    open_ = computing & ~found.math & ~found.vector
+    open_ = computing & ~result.math & ~result.vector
     is_math = np.array([f in MATH_FAMILIES for f in families] + [False])
     is_vector = np.array([f == "vector" for f in families] + [False])
-    found.math[open_] = is_math[name_codes[open_]]
-    found.vector[open_] = is_vector[name_codes[open_]]
+    result.math[open_] = is_math[name_codes[open_]]
+    result.vector[open_] = is_vector[name_codes[open_]]
 
 
 def _amounts(work: Work, dtype: str, ceiling: Ceiling | None) -> tuple[float, float, float, float]:
@@ -228,8 +228,8 @@ def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
     chain = [nearest[rows]]
     for _ in range(_LEVELS_UP - 1):
         chain.append(pick(nearest, pick(host.nesting.parent, chain[-1])))
-    asked = np.flatnonzero(row_set(np.concatenate(chain), len(host)))
-    calls, works, signature = _distinct_works(host, asked)
+    wanted = np.flatnonzero(row_set(np.concatenate(chain), len(host)))
+    calls, works, signature = _distinct_works(host, wanted)
     math = np.array([w.family in MATH_FAMILIES for w in works] + [False])
     known = np.array([w.flop_count is not None for w in works] + [False])
     first = chain[0]
@@ -238,13 +238,13 @@ def operator_work(links: Links, rows: np.ndarray) -> OperatorWork:
     searching = is_math & ~known[signature[first]]
     # An operator above counts what all products below it do: not again what one of them told, nor
     # for what it runs beside them.
-    told = host.nesting.containing(row_set(first[is_math & ~searching], len(host)))
+    counted = host.nesting.containing(row_set(first[is_math & ~searching], len(host)))
     for at in chain[1:]:
         searching &= (at >= 0) & math[signature[at]]
-        better = searching & known[signature[at]] & ~told[at]
+        better = searching & known[signature[at]] & ~counted[at]
         best[better] = at[better]
         searching &= ~better
-    best[(is_math & told[first]) | ((best >= 0) & (signature[best] < 0))] = -1
+    best[(is_math & counted[first]) | ((best >= 0) & (signature[best] < 0))] = -1
     row_of = np.full(len(host), -1, dtype=np.int64)
     row_of[rows] = best
     return OperatorWork(calls, works, signature, row_of)

@@ -48,8 +48,8 @@ def split_exposed(
     sent = np.flatnonzero((klass == COMMUNICATION) & (share > 0))
     ready_ns = np.full(len(events), -1) if matched is None else matched.ready_ns
     # The root of a broadcast need not stay until all have come; nor do ranks of other clocks.
-    stayed = (ready_ns >= 0) & (events.end_ns >= ready_ns - LEFT_EARLY_NS)
-    is_matched = stayed[event[sent]]
+    until_ready = (ready_ns >= 0) & (events.end_ns >= ready_ns - LEFT_EARLY_NS)
+    is_matched = until_ready[event[sent]]
     waits = sent[is_matched & waiting[sent]]
     transfers = sent[is_matched & ~waiting[sent]]
     alone = sent[~is_matched]
@@ -79,13 +79,13 @@ def _transfer_ideal(
     at_peak_s = np.full(len(events), np.nan)
     at_peak_s[communication.event_row] = communication.bus_bytes / peak
     event, share = states.event_row[transfers], states.share_ns[transfers]
-    whole = np.zeros(len(events), dtype=np.int64)
-    np.add.at(whole, event, share)
+    event_share = np.zeros(len(events), dtype=np.int64)
+    np.add.at(event_share, event, share)
     # A transfer that is hidden in part needs the link for its exposed part only.
     end = events.end_ns[event]
     begin = np.clip(ready_ns[event], events.start_ns[event], end)
-    exposed = np.minimum(whole[event] / np.maximum(end - begin, 1), 1.0)
-    return at_peak_s[event] * 1e9 * exposed * (share / np.maximum(whole[event], 1))
+    exposed = np.minimum(event_share[event] / np.maximum(end - begin, 1), 1.0)
+    return at_peak_s[event] * 1e9 * exposed * (share / np.maximum(event_share[event], 1))
 
 
 def copy_direction(events: DeviceEvents) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Findings on the measured factors: what was refused, and what stays a bound."""
+"""Findings on the measured factors: rejected measurements, and factors that are only bounds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _SHARE_SAID = 0.01
 
 def check_factors(rank: int, links: Links, factors: Factors, split: ComputeSplit) -> list[Finding]:
     """Checks of one rank's factors."""
-    scaled, whole = split.split_ns
-    found = [
+    scaled, total_ns = split.split_ns
+    notes = [
         *_clocks(links, factors),
         *_unsplit(links, factors),
         *factors.findings,
         *_contention(links, factors),
     ]
-    if whole and scaled > _SHARE_SAID * whole:
-        found.append(finding("compute.factors_exceed", count=split.scaled, scaled_ms=scaled / 1e6))
-    return [msgspec.structs.replace(one, rank=rank) for one in found]
+    if total_ns and scaled > _SHARE_SAID * total_ns:
+        notes.append(finding("compute.factors_exceed", count=split.scaled, scaled_ms=scaled / 1e6))
+    return [msgspec.structs.replace(one, rank=rank) for one in notes]
 
 
 def _contention(links: Links, factors: Factors) -> Iterator[Finding]:
@@ -38,16 +38,16 @@ def _contention(links: Links, factors: Factors) -> Iterator[Finding]:
     contention, dur_ns = factors.contention, links.events.dur_ns
     never = np.isnan(contention.baseline_ns) & (contention.overlapped_count > 0)
     # The events that were compared and ran beside something.
-    beside = factors.signature >= 0
-    beside[beside] = ~contention.alone
-    rows = beside.copy()
-    rows[beside] = never[factors.signature[beside]]
+    contended = factors.signature >= 0
+    contended[contended] = ~contention.alone
+    rows = contended.copy()
+    rows[contended] = never[factors.signature[contended]]
     unknown_ns = float(dur_ns[rows].sum())
     if unknown_ns > _SHARE_SAID * float(dur_ns[factors.signature >= 0].sum()):
         yield finding(
             "compute.contention_unknown",
             count=int(rows.sum()),
-            withholds=unknown_ns > 0.5 * dur_ns[beside].sum(),
+            withholds=unknown_ns > 0.5 * dur_ns[contended].sum(),
             share=unknown_ns / float(dur_ns.sum()),
             unknown_ms=unknown_ns / 1e6,
             bound_ms=contention.bound_ns[never].sum() / 1e6,
@@ -82,11 +82,11 @@ def _unsplit(links: Links, factors: Factors) -> Iterator[Finding]:
         )
 
 
-def clock_coverage(links: Links, factors: Factors, own: np.ndarray) -> tuple[float, float]:
+def clock_coverage(links: Links, factors: Factors, is_own: np.ndarray) -> tuple[float, float]:
     """Time of own kernels whose clock is known, of what a clock would explain; 0 of 0 without."""
     if not factors.clocks.readers:
         return 0.0, 0.0
-    wanted = own & (factors.signature >= 0) & ~np.isnan(factors.reference_hz)
+    wanted = is_own & (factors.signature >= 0) & ~np.isnan(factors.reference_hz)
     time = links.events.dur_ns
     return float(time[wanted & factors.clocks.known].sum()), float(time[wanted].sum())
 
@@ -101,21 +101,21 @@ def _clocks(links: Links, factors: Factors) -> Iterator[Finding]:
         yield finding("telemetry.clock_missing")
         return
     time = links.events.dur_ns
-    whole = float(time[wanted].sum())
+    total_ns = float(time[wanted].sum())
     for state, code in (
         (NO_OVERLAP, "telemetry.clock_elsewhere"),
         (SPARSE, "telemetry.clock_sparse"),
     ):
         rows = wanted & (clocks.state == state)
         refused = float(time[rows].sum())
-        if refused and refused > _SHARE_SAID * whole:
-            most = refused > 0.5 * whole
+        if refused and refused > _SHARE_SAID * total_ns:
+            most = refused > 0.5 * total_ns
             yield finding(
                 code,
                 count=int(rows.sum()),
                 severity="warning" if most else None,
                 withholds=most,
-                share=refused / whole,
+                share=refused / total_ns,
                 reason=_sparse(factors),
             )
 

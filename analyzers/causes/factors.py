@@ -103,8 +103,8 @@ class Factors:
         for device, series in self.clocks.readers.items():
             at = np.flatnonzero(events.device_id[rows] == device)
             of = rows[at]
-            place = series.place(events.start_ns[of], events.end_ns[of])
-            weights[at] = series.blame(place, self.reference_hz[of])
+            interval = series.locate(events.start_ns[of], events.end_ns[of])
+            weights[at] = series.blame(interval, self.reference_hz[of])
         return weights
 
 
@@ -120,8 +120,8 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
     )
     shared = np.zeros(count, dtype=np.int64)
     for device in np.unique(links.events.device_id):
-        own = np.flatnonzero(links.events.device_id == device)
-        shared[own] = shared_time(links.events.start_ns[own], links.events.end_ns[own])
+        mine = np.flatnonzero(links.events.device_id == device)
+        shared[mine] = shared_time(links.events.start_ns[mine], links.events.end_ns[mine])
     rows, group, kinds = _compared(links, work)
     signature = np.full(count, -1, dtype=np.int64)
     signature[rows] = group
@@ -313,10 +313,10 @@ def _reference(work: EventWork, ceiling: Ceiling | None, count: int) -> np.ndarr
 
 def _divided(states: States, count: int) -> np.ndarray:
     """Logarithm of each event's own part of its time, which kernels that overlap divide."""
-    own = np.bincount(states.event_row, weights=states.share_ns, minlength=count)
-    whole = np.bincount(states.event_row, weights=states.length_ns, minlength=count)
-    usable = (own > 0) & (whole > 0)
-    part = np.divide(own, whole, out=np.ones(count), where=usable)
+    share_ns = np.bincount(states.event_row, weights=states.share_ns, minlength=count)
+    span_ns = np.bincount(states.event_row, weights=states.length_ns, minlength=count)
+    usable = (share_ns > 0) & (span_ns > 0)
+    part = np.divide(share_ns, span_ns, out=np.ones(count), where=usable)
     return np.log(np.minimum(part, 1.0))
 
 

@@ -85,8 +85,8 @@ def split_idle(states: States, links: Links) -> Gaps:
     returned = np.clip(pick(links.returned_ns, event), called, end)
     returned = np.where(launched, returned, called)
     # Where the call returned within the gap, what the device had to wait for had ended before.
-    own = (returned > start) | _previous_on_same_stream(links, event, start)
-    depends = ~own & launched
+    in_order = (returned > start) | _previous_on_same_stream(links, event, start)
+    depends = ~in_order & launched
     depends[depends] = _may_wait_for_stream(links, event[depends])
     cause = np.where(
         launched,
@@ -283,9 +283,9 @@ def host_parts(links: Links, thread: np.ndarray, start: np.ndarray, end: np.ndar
     overhead = host.of("overhead") & ~host.named(names.is_flush)
     for number in np.flatnonzero(host.nesting.thread_keys[:, 0] < 0) if overhead.any() else ():
         rows = np.flatnonzero(np.isin(parts.cause, (_UNOBSERVED, _PYTHON, _DISPATCH, _RUNTIME)))
-        beside = np.full(len(rows), number)
+        new_owner = np.full(len(rows), number)
         parts = _refined(
-            parts, rows, acts, beside, span_cause, lambda _, span: (span >= 0) & overhead[span]
+            parts, rows, acts, new_owner, span_cause, lambda _, span: (span >= 0) & overhead[span]
         )
     return parts
 
@@ -307,17 +307,17 @@ def _refined(
         return parts
     sub, start, end, span = cut(acts, thread, parts.start_ns[rows], parts.end_ns[rows])
     of = rows[sub]
-    told = counts(of, span)
+    has_pieces = counts(of, span)
     pieces = Parts(
         parts.owner[of],
         start,
         end,
-        np.where(told, span_cause[span], parts.cause[of]),
-        np.where(told, span, parts.span[of]),
+        np.where(has_pieces, span_cause[span], parts.cause[of]),
+        np.where(has_pieces, span, parts.span[of]),
     )
-    others = np.ones(len(parts.owner), dtype=bool)
-    others[rows] = False
-    columns = [np.concatenate([old[others], new]) for old, new in zip(parts, pieces, strict=True)]
+    rest = np.ones(len(parts.owner), dtype=bool)
+    rest[rows] = False
+    columns = [np.concatenate([old[rest], new]) for old, new in zip(parts, pieces, strict=True)]
     order = np.lexsort((columns[1], columns[0]))
     return Parts(*(column[order] for column in columns))
 
@@ -344,16 +344,16 @@ def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:
     """
     # The innermost region decides what everything inside it is spent on.
     region = host.nesting.inherited(host.classified(_region_cause))
-    own = host.classified(partial(_own_cause, on_host=on_host))
+    span_cause = host.classified(partial(_own_cause, on_host=on_host))
     if host.named(names.is_numbered_node).any():
-        own[host.of("cpu_op") & host.named(names.is_python_function)] = _PYTHON
+        span_cause[host.of("cpu_op") & host.named(names.is_python_function)] = _PYTHON
     decides = host.where(
         lambda category, name: (
             category == "overhead"
             or (category in _CALLS and _own_cause(category, name, on_host=False) == _ALLOCATOR)
         )
     )
-    return np.where((region >= 0) & ~decides, region, own)
+    return np.where((region >= 0) & ~decides, region, span_cause)
 
 
 def _own_cause(category: str, name: str, *, on_host: bool) -> int:

@@ -72,18 +72,18 @@ def _of_launches(joined: JoinedRank, links: Links) -> Iterator[Finding]:
             count=int(pick(of, at, 0).sum()),
             steps=f"step {ranges(lost)}" if len(lost) == 1 else f"steps {ranges(lost)}",
         )
-    for code, count, whole in (
+    for code, count, total in (
         ("event.without_launch", int((~links.has_launch).sum()), len(links.events)),
         ("launch.without_kernel", *_lost_kernels(links, joined.inputs.span, lost)),
     ):
         if count:
-            share = count / whole
+            share = count / total
             yield finding(
                 code,
                 count=count,
                 severity="warning" if share > _LOST_RATIO else None,
                 withholds=share > _FEW_LAUNCHES_RATIO,
-                whole=whole,
+                whole=total,
                 share=share,
             )
 
@@ -123,7 +123,7 @@ def _of_peaks(joined: JoinedRank, too_fast: int, of_peak_ratio: float) -> Iterat
 
 
 def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
-    """Check that the windows hold what was traced, and are alike."""
+    """Check that the windows cover the trace and have similar lengths."""
     windows = joined.windows
     before_ms, after_ms = windows.before_ns / 1e6, windows.after_ns / 1e6
     outside_ns = windows.before_ns + windows.after_ns
@@ -148,8 +148,11 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     if any(recorded):
         time_ns = int(np.diff(windows.bounds_ns)[holes_ns[recorded]].sum())
         yield finding("trace.between_steps", count=recorded.count(True), time=duration(time_ns))
-    own = windows.numbers > UNRECORDED
-    jumps = int((np.diff(windows.numbers) > 1)[own[1:] & own[:-1]].sum()) - windows.empty_steps
+    numbered = windows.numbers > UNRECORDED
+    jumps = (
+        int((np.diff(windows.numbers) > 1)[numbered[1:] & numbered[:-1]].sum())
+        - windows.empty_steps
+    )
     if jumps > 0:
         yield finding("steps.not_consecutive", count=jumps, times=plural(jumps, "time"))
     lengths_ns = np.diff(windows.bounds_ns)[windows.recorded]
@@ -160,7 +163,7 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
 
 
 def _is_recorded(links: Links, start_ns: int, end_ns: int) -> bool:
-    """Tell whether something of the host or the device lies in the middle of a stretch of time."""
+    """Return whether a host span or device event overlaps the middle half of an interval."""
     middle = start_ns + (end_ns - start_ns) // 4, end_ns - (end_ns - start_ns) // 4
     return any(
         bool(((timed.start_ns < middle[1]) & (timed.end_ns > middle[0])).any())

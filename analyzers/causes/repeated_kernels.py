@@ -47,11 +47,11 @@ def match_instances(events: DeviceEvents, known: np.ndarray, wanted: np.ndarray)
             keys = [(open_ & has_grid, key * _BASE + grid)]
             if radius:  # a name alone is no proof
                 keys.append((open_ & ~has_grid, key))
-            for mask, own in keys:
+            for mask, event_key in keys:
                 rows = np.flatnonzero(mask)
                 if not len(rows):
                     continue
-                like = _unanimous(own, work, dur, rows)
+                like = _unanimous(event_key, work, dur, rows)
                 hit = like >= 0
                 like_row[order[rows[hit]]] = order[like[hit]]
                 open_[rows[hit]] = False

@@ -53,12 +53,12 @@ class Shares(NamedTuple):
 
 def stacked(parts: Iterable[tuple[np.ndarray, np.ndarray | int, np.ndarray]]) -> Shares:
     """Put parts (fragments, their cause or causes, times) one after another, zeros left out."""
-    kept = []
+    blocks = []
     for fragment, cause, time_ns in parts:
         rows = np.flatnonzero(time_ns)
         causes = np.broadcast_to(cause, len(time_ns))
-        kept.append((fragment[rows], causes[rows], time_ns[rows]))
-    return Shares(*map(np.concatenate, zip(*kept, strict=True)))
+        blocks.append((fragment[rows], causes[rows], time_ns[rows]))
+    return Shares(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def exclusive_states(
@@ -152,8 +152,8 @@ def _give_rest(
     np.add.at(owed, interval_window, rest)
     for w in np.flatnonzero(owed):
         rows = np.flatnonzero(takes_part & (window == w))
-        whole, extra = divmod(int(owed[w]), len(rows))
-        share[rows] += whole
+        quotient, extra = divmod(int(owed[w]), len(rows))
+        share[rows] += quotient
         share[rows[:extra]] += 1
 
 

@@ -175,13 +175,13 @@ def _recorded(ranks: Sequence[RankSteps]) -> _Recorded:
             phases[n] |= names
             if source.startswith(_OPTIMIZER):
                 optimizers[n] = source
-    number, length, own, traced = np.concatenate(parts, axis=1)
+    number, length, own_ns, traced = np.concatenate(parts, axis=1)
     numbers, of = np.unique(number, return_inverse=True)
     count = np.bincount(of)
     return _Recorded(
         numbers,
         np.bincount(of, length) / count,
-        np.bincount(of, own) / count,
+        np.bincount(of, own_ns) / count,
         np.bincount(of, traced) == 0,
         [" + ".join(sorted(phases[n], key=lambda p: (p != TRAINING, p))) for n in numbers.tolist()],
         [optimizers.get(n, "") for n in numbers.tolist()],
@@ -198,8 +198,8 @@ def _by_window(number: np.ndarray, window_ns: np.ndarray, recorded: _Recorded) -
     count = np.bincount(at[hit], minlength=size)
     mean_ns = np.bincount(at[hit], window_ns[hit], size) / np.maximum(count, 1)
     length = np.where(count > 0, mean_ns, recorded.length_ns)
-    own = np.maximum(length - (recorded.length_ns - recorded.own_ns), 0)
-    return replace(recorded, length_ns=length, own_ns=np.where(count > 0, own, recorded.own_ns))
+    own_ns = np.maximum(length - (recorded.length_ns - recorded.own_ns), 0)
+    return replace(recorded, length_ns=length, own_ns=np.where(count > 0, own_ns, recorded.own_ns))
 
 
 def _phases(rank: RankSteps, start_ns: np.ndarray, end_ns: np.ndarray) -> list[set[str]]:
@@ -284,7 +284,7 @@ def _kinds(
     window_ns: np.ndarray,
 ) -> tuple[StepKind, ...]:
     numbers = ints(windows, "number")
-    whole = max(float(recorded.length_ns.sum()), 1.0)
+    total_ns = max(float(recorded.length_ns.sum()), 1.0)
     kinds = []
     for name in dict.fromkeys(names):
         mine = names == name
@@ -304,18 +304,18 @@ def _kinds(
                 if traced
                 else None,
                 time_ns=round(mine_ns),
-                share_ratio=mine_ns / whole,
+                share_ratio=mine_ns / total_ns,
                 causes_ns=dict(causes),
             )
         )
     return tuple(sorted(kinds, key=lambda k: (-k.time_ns, k.name)))
 
 
-def _spread(lengths: np.ndarray, own: np.ndarray) -> Spread | None:
+def _spread(lengths: np.ndarray, own_ns: np.ndarray) -> Spread | None:
     if not len(lengths):
         return None
     low, median, high = (round(float(v)) for v in np.percentile(lengths, [25, 50, 75]))
-    uneven = all(float(v.mean()) > _UNEVEN * float(np.median(v)) for v in (lengths, own))
+    uneven = all(float(v.mean()) > _UNEVEN * float(np.median(v)) for v in (lengths, own_ns))
     return Spread(
         median_ns=median,
         mean_ns=round(float(lengths.mean())),
@@ -387,13 +387,15 @@ def _outside(ranks: Sequence[RankSteps]) -> Outside | None:
         last_ns = int(end[-1])
         after = max(finish_ns - last_ns - rank.close_ns, 0)
         between = int(np.maximum(start[1:] - end[:-1], 0).sum())
-        own = max(int(start[0]) - begin_ns, 0) + between + max(finish_ns - last_ns - after, 0)
-        times.append((after, own, finish_ns - begin_ns))
+        inside_ns = max(int(start[0]) - begin_ns, 0) + between + max(finish_ns - last_ns - after, 0)
+        times.append((after, inside_ns, finish_ns - begin_ns))
         for name, a, b in _phase_pieces(rank.program_phase):
             late = min(b, finish_ns) - max(a, last_ns)
             if late > 0:
                 phases[name] += late
     if not times:
         return None
-    after, own, whole = (round(float(v)) for v in np.mean(times, axis=0))
-    return Outside(after, own, whole, {n: t // len(times) for n, t in sorted(phases.items())})
+    after, inside_ns, total_ns = (round(float(v)) for v in np.mean(times, axis=0))
+    return Outside(
+        after, inside_ns, total_ns, {n: t // len(times) for n, t in sorted(phases.items())}
+    )

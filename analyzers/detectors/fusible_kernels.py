@@ -58,10 +58,10 @@ def fused(
         for key in (events.device_id, events.stream_id, events.phase[0], events.step):
             linked &= key[mine][1:] == key[mine][:-1]
         # What one kernel writes and the next one reads stays in registers.
-        kept = tensors - np.append(False, linked) - np.append(linked, False)
-        inside = kept < tensors
+        tensors_left = tensors - np.append(False, linked) - np.append(linked, False)
+        inside = tensors_left < tensors
         if inside.any():
-            left_ns = events.dur_ns[mine] * kept // tensors
+            left_ns = events.dur_ns[mine] * tensors_left // tensors
             order = np.flatnonzero(inside)[np.argsort(events.row[mine[inside]])]
             run_ns[rank] = (events.row[mine[order]], left_ns[order])
         kernels += int(inside.sum())
@@ -89,11 +89,11 @@ def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> tuple[np.ndarr
         alone; how many tensors of that shape it reads and writes, three if none was recorded.
     """
     codes, values = arguments(run, events, rows, "input_dims")
-    found = [[tuple(map(int, shape.split(","))) for shape in _SHAPE.findall(v)] for v in values]
-    largest = [max(tensors, key=math.prod, default=()) for tensors in found]
+    parsed = [[tuple(map(int, shape.split(","))) for shape in _SHAPE.findall(v)] for v in values]
+    largest = [max(tensors, key=math.prod, default=()) for tensors in parsed]
     number = {shape: i for i, shape in enumerate(dict.fromkeys(filter(None, largest)))}
     shapes = [
         number.get(one, -2 if value else -1) for one, value in zip(largest, values, strict=True)
     ]
-    counts = [ts.count(one) + 1 if ts else 3 for ts, one in zip(found, largest, strict=True)]
+    counts = [ts.count(one) + 1 if ts else 3 for ts, one in zip(parsed, largest, strict=True)]
     return np.array([*shapes, -1])[codes], np.array([*counts, 3])[codes]

@@ -49,7 +49,7 @@ class Initialization:
     host_ns: int
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The calls in words: ``one cudaFree call of 6.01 s``."""
         count, longest = sum(map(len, self.rows.values())), duration(self.longest_ns)
         if count == 1:
@@ -105,7 +105,7 @@ def _sets_up(name: str) -> bool:
 
 
 def _recurs(links: Links, row: int, alike: np.ndarray) -> bool:
-    """Return whether calls as long as one of them lie in several steps, not only the first two."""
+    """Return whether calls of this length recur after the first two steps."""
     host, start_ns = links.host, links.steps.start_ns
     long = host.start_ns[alike & (host.dur_ns >= _ALIKE_RATIO * host.dur_ns[row])]
     step = np.maximum(np.searchsorted(start_ns, long, side="right") - 1, 0)
@@ -114,19 +114,19 @@ def _recurs(links: Links, row: int, alike: np.ndarray) -> bool:
 
 def initialization(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
     """HOST_SPAN, GAP -> at most one sighting."""
-    found = initialization_of(run, links)
-    if found is None:
+    slow_start = initialization_of(run, links)
+    if slow_start is None:
         return
     yield Sighting(
         detector="initialization",
-        events={rank: np.zeros(0, np.int64) for rank in found.rows},
-        calls=found.rows,
-        saved_ns=sum(found.idle_ns.values()) // len(run.joined),
+        events={rank: np.zeros(0, np.int64) for rank in slow_start.rows},
+        calls=slow_start.rows,
+        saved_ns=sum(slow_start.idle_ns.values()) // len(run.joined),
         evidence={
-            "what": found.said,
-            "name": found.name,
-            "longest_ns": found.longest_ns,
-            "calls": sum(map(len, found.rows.values())),
-            "host_ns": found.host_ns,
+            "what": slow_start.description,
+            "name": slow_start.name,
+            "longest_ns": slow_start.longest_ns,
+            "calls": sum(map(len, slow_start.rows.values())),
+            "host_ns": slow_start.host_ns,
         },
     )

@@ -18,30 +18,30 @@ def late_rank(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
     """COMMUNICATION, PIECE -> at most one sighting."""
     if uneven is None or uneven.kind not in ("late_rank", "late_entry"):
         return
-    found = uneven.worst
-    mine = (events.rank == found.rank) & of_class(events, "communication")
+    worst = uneven.worst
+    mine = (events.rank == worst.rank) & of_class(events, "communication")
     late, reason = (
         "enters late",
         (
-            f"{fmt.ratio(found.entered_ratio)} of the waiting has no cause in it: it had begun the "
+            f"{fmt.ratio(worst.entered_ratio)} of the waiting has no cause in it: it had begun the "
             "step, or left the collective before, later than others"
         ),
     )
-    if uneven.kind == "late_rank" and found.cause is not None:
+    if uneven.kind == "late_rank" and worst.cause is not None:
         late = "is a straggler"
-        reason = f"it spends more time than others on {fmt.inside(CAUSES[found.cause].label)}"
+        reason = f"it spends more time than others on {fmt.inside(CAUSES[worst.cause].label)}"
     yield Sighting(
         detector="late_rank",
-        events={found.rank: events.row[mine]},
+        events={worst.rank: events.row[mine]},
         changes=Changes(fix=("communication.wait",)),
         evidence={
-            "rank": found.rank,
+            "rank": worst.rank,
             "late": late,
-            "late_ratio": found.late_ratio,
-            "share_ratio": found.share_ratio,
-            "own_ns": uneven.own_ns[found.rank],
+            "late_ratio": worst.late_ratio,
+            "share_ratio": worst.share_ratio,
+            "own_ns": uneven.own_ns[worst.rank],
             "others_ns": uneven.others_ns,
-            "cause": found.cause,
+            "cause": worst.cause,
             "reason": reason,
         },
     )

@@ -36,7 +36,7 @@ def misaligned_products(events: Events) -> Iterator[Sighting]:
         yield Sighting(
             detector="misaligned_products",
             events=rows,
-            run_ns={rank: (own, quick[ranks == rank]) for rank, own in rows.items()},
+            run_ns={rank: (rank_rows, quick[ranks == rank]) for rank, rank_rows in rows.items()},
             evidence={
                 "kernels": int(chosen.sum()),
                 "now_ratio": float(np.median(reached[chosen])),

@@ -20,7 +20,7 @@ def optimizer_loops(
     run: Attributed, events: Events, links: Mapping[int, Links]
 ) -> Iterator[Sighting]:
     """HOST_SPAN, EVENT_LINK -> one sighting for each kind of optimizer."""
-    found: dict[str, dict[str, dict[int, np.ndarray]]] = {}
+    by_optimizer: dict[str, dict[str, dict[int, np.ndarray]]] = {}
     counts: dict[str, np.ndarray] = {}
     for rank, link in links.items():
         host = link.host
@@ -41,12 +41,12 @@ def optimizer_loops(
             steps = len(np.unique(outer[link.launch_row[mine]]))
             if len(single) <= max(_FEWEST * steps, len(mine) / 2):
                 continue
-            parts = found.setdefault(name, {"events": {}, "host": {}, "calls": {}})
+            parts = by_optimizer.setdefault(name, {"events": {}, "host": {}, "calls": {}})
             parts["events"][rank] = mine
             parts["host"][rank] = (outer >= 0) & (codes[np.maximum(outer, 0)] == code)
             parts["calls"][rank] = np.unique(outer[link.launch_row[mine]])
             counts[name] = counts.get(name, 0) + np.array([len(mine), steps, len(single)])
-    for name, parts in found.items():
+    for name, parts in by_optimizer.items():
         evidence = dict(zip(("kernels", "steps", "tensors"), counts[name].tolist(), strict=True))
         yield Sighting(
             detector="optimizer_loops",

@@ -42,7 +42,7 @@ def repeated_reductions(
         row, size, begin_ns = row[inside], size[inside], begin_ns[inside]
         step, of_pass = link.step[row], np.searchsorted(start_ns, begin_ns, side="right")
         updates_ns = _updates_ns(link)
-        found = [np.zeros(0, np.int64)]
+        removable = [np.zeros(0, np.int64)]
         steps = np.unique(step).tolist()
         if len(steps) == 1 and not len(updates_ns):
             return
@@ -54,9 +54,9 @@ def repeated_reductions(
             first, last = start_ns[np.maximum(of_pass[mine[[0, -1]]] - 1, 0)]
             if ((updates_ns >= first) & (updates_ns < last)).any():
                 return  # Each pass has an optimizer of its own: several models, or iterations.
-            found.append(row[mine[: -len(each[0])]])
+            removable.append(row[mine[: -len(each[0])]])
             passes, needed, reductions = len(each), len(each[0]), len(mine)
-        gone[rank] = np.sort(np.concatenate(found))
+        gone[rank] = np.sort(np.concatenate(removable))
     if any(len(rows) for rows in gone.values()):
         yield Sighting(
             detector="repeated_reductions",

@@ -45,9 +45,9 @@ def small_collectives(run: Attributed) -> Iterator[Sighting]:
                 fits = len(at) >= _FEWEST and buckets <= len(at) / 2
                 if not fits or latency_ns * len(at) <= took[at].sum() / 2:
                     continue
-                left = dur[row[at]] - latency_ns * (1 - buckets / len(at))
+                bucketed_ns = dur[row[at]] - latency_ns * (1 - buckets / len(at))
                 merged.append(row[at])
-                lengths.append(np.maximum(np.rint(left), 1).astype(np.int64))
+                lengths.append(np.maximum(np.rint(bucketed_ns), 1).astype(np.int64))
                 many.append((len(at), size[at].sum(), latency_ns * len(at)))
             if merged:
                 rows[one] = np.concatenate(merged)
@@ -89,8 +89,8 @@ def _in_steps(run: Attributed, rank: int, at: np.ndarray) -> list[np.ndarray]:
 
 def _transfer_ns(table: pa.Table) -> np.ndarray:
     """Return how long each collective took from the last rank's arrival, its own if not matched."""
-    arrival, left = ints(table, "arrival_ns"), ints(table, "left_ns")
+    arrival, left_ns = ints(table, "arrival_ns"), ints(table, "left_ns")
     ready = np.where(table["ready_ns"].is_valid().to_numpy(), ints(table, "ready_ns"), arrival)
-    begin = np.where(ready <= left, np.maximum(ready, arrival), arrival)
-    took: np.ndarray = left - begin
+    begin = np.where(ready <= left_ns, np.maximum(ready, arrival), arrival)
+    took: np.ndarray = left_ns - begin
     return took

@@ -78,5 +78,5 @@ def _balanced(events: Events) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     total_ns = mean_ns.sum(axis=1, keepdims=True)
     factor = mean_ns / np.maximum(spent_ns, 1) * total_ns.mean() / np.maximum(total_ns, 1)
     run_ns = np.rint(events.dur_ns[at] * factor[rank, name]).astype(np.int64)
-    mine = [(number, rank == place) for place, number in enumerate(ranks.tolist())]
+    mine = [(number, rank == position) for position, number in enumerate(ranks.tolist())]
     return {number: (events.row[at][of], run_ns[of]) for number, of in mine}

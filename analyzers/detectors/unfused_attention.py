@@ -101,9 +101,9 @@ def _dims(texts: list[str], code: int) -> list[list[int]]:
     if code < 0:
         return []
     try:
-        found = json.loads(texts[code])
+        value = json.loads(texts[code])
     except (ValueError, RecursionError):
         return []
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         return []
-    return [s for s in found if isinstance(s, list) and all(isinstance(n, int) for n in s)]
+    return [s for s in value if isinstance(s, list) and all(isinstance(n, int) for n in s)]

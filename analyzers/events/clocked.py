@@ -80,7 +80,7 @@ def clocked_of(run: Attributed, events: Events) -> Clocked | None:
         unsure[mine] = np.where(np.isfinite(share), share, 0.0)
         for device, series in factors.clocks.readers.items():
             some = mine[(events.device_id[mine] == device) & ~np.isnan(clock[mine])]
-            at = series.place(events.start_ns[some], (events.start_ns + events.dur_ns)[some])
+            at = series.locate(events.start_ns[some], (events.start_ns + events.dur_ns)[some])
             power[some] = series.mean_power(at)
             labels[some], read = series.label_time(at)
             share = read - labels[some, -1]

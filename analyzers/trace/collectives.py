@@ -278,11 +278,11 @@ def _event_names(
 ) -> tuple[np.ndarray, list[str]]:
     """Name of each collective: the backend's own span around the launch knows best."""
     codes, values = links.events.names
-    own, marked = links.host.names_of(annotation)
+    own_codes, marked = links.host.names_of(annotation)
     backend = np.array(
         [names.is_backend_span(v) or v.startswith("gloo:") for v in marked] + [False]
     )
-    return np.where(backend[own], own + len(values), codes[rows]), [*values, *marked]
+    return np.where(backend[own_codes], own_codes + len(values), codes[rows]), [*values, *marked]
 
 
 def _with_input(links: Links, span: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -324,8 +324,8 @@ class _Recorded:
 
     def of_events(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """Entry of each event: its own, or its operator's; -1 for none."""
-        own = self._entries(self._of_device, rows)
-        return np.where(own >= 0, own, self.of_operators(links, rows))
+        own_entries = self._entries(self._of_device, rows)
+        return np.where(own_entries >= 0, own_entries, self.of_operators(links, rows))
 
     def of_operators(self, links: Links, rows: np.ndarray) -> np.ndarray:
         """Entry of each event's operator; -1 for none."""
@@ -376,8 +376,8 @@ class _Describing:
             message = None
         if size is None or size < 2 or (members and self.inputs.rank not in members):
             return Kind(what, group, size, members, message)
-        told = (-1 if what in _UNEVEN else elements) if members else None
-        key = Key(members, size, group or "", what, told, numbered=True)
+        element_key = (-1 if what in _UNEVEN else elements) if members else None
+        key = Key(members, size, group or "", what, element_key, numbered=True)
         return Kind(what, group, size, members, message, key)
 
     def _members(self, entry: _Fields) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ def row_set(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def nullable(values: np.ndarray) -> pa.Array:
-    """An int64 array in which -1 stands for null."""
+    """Return an int64 column with -1 as null."""
     return pa.array(values.astype(np.int64), mask=values == -1)
 
 

@@ -78,16 +78,18 @@ def _working_operators(host: HostSpans, collective: np.ndarray) -> np.ndarray:
     # A matrix product, convolution or attention is one piece whatever it calls to get ready.
     math = operators & host.named(lambda n: family(n) in MATH_FAMILIES)
     math &= ~nesting.containing(math)
-    own = _working_themselves(host, operators) & ~nesting.containing(math) & ~nesting.within(math)
-    math |= own & (nesting.topmost(own) == np.arange(len(host)))
-    others = operators & ~nesting.within(math) & ~nesting.containing(math)
+    works_itself = (
+        _working_themselves(host, operators) & ~nesting.containing(math) & ~nesting.within(math)
+    )
+    math |= works_itself & (nesting.topmost(works_itself) == np.arange(len(host)))
+    remaining = operators & ~nesting.within(math) & ~nesting.containing(math)
     # Filling and copying inside another operator is part of its work, unless it does nothing else.
     helpers = host.named(names.is_helper_operator)
-    others &= ~nesting.containing(others & ~helpers)
+    remaining &= ~nesting.containing(remaining & ~helpers)
     composites = host.named(names.is_copying_composite)
     childless = ~row_set(nesting.parent, len(host))
-    others &= ~(composites & (childless | nesting.containing(others & helpers)))
-    return math | (others & (nesting.topmost(others) == np.arange(len(host))))
+    remaining &= ~(composites & (childless | nesting.containing(remaining & helpers)))
+    return math | (remaining & (nesting.topmost(remaining) == np.arange(len(host))))
 
 
 def _working_themselves(host: HostSpans, operators: np.ndarray) -> np.ndarray:

@@ -85,8 +85,8 @@ class Links:
     @cached_property
     def returned_ns(self) -> np.ndarray:
         """End of the launching call, in ns; a host operator is its own launch and takes no call."""
-        own = self.events.of("host_op", "host_collective")
-        rows = np.where(own, -1, self.launch_row)
+        is_host_work = self.events.of("host_op", "host_collective")
+        rows = np.where(is_host_work, -1, self.launch_row)
         start_ns = pick(self.host.start_ns, rows, self.events.start_ns)
         return start_ns + pick(self.host.dur_ns, rows, 0)
 
@@ -109,7 +109,7 @@ class Links:
 
     @cached_property
     def outside_training(self) -> np.ndarray:
-        """Mask of the events whose work is no part of a training step."""
+        """Mask of the events whose work does not belong to a training step."""
         present = {self.phases[code] for code in np.unique(self.phase)}
         outside = phases_outside_training(present)
         return np.array([name in outside for name in self.phases])[self.phase]
@@ -177,8 +177,8 @@ def _span_of(host: HostSpans, launch_row: np.ndarray, op_row: np.ndarray) -> np.
 def annotation_rows(links: Links) -> np.ndarray:
     """Return the innermost annotation of the user's around each launch, -1 for none."""
     host = links.host
-    own = host.named(lambda n: n.startswith(("ProfilerStep", "chopper::")))
-    return pick(host.nesting.nearest(host.of("annotation") & ~own), links.span)
+    is_step_marker = host.named(lambda n: n.startswith(("ProfilerStep", "chopper::")))
+    return pick(host.nesting.nearest(host.of("annotation") & ~is_step_marker), links.span)
 
 
 def event_link_table(links: Links, annotation_row: np.ndarray, windows: Windows) -> pa.Table:
@@ -292,11 +292,11 @@ def operators_of(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) 
     external = ints(events.table, "external_id")
     external = np.where(external > 0, external, pick(ids, launch_row))
     # Where runtime rows count their own ids as external ids, the numbers mean no operator.
-    own = external == ints(events.table, "correlation_id")
-    lacking = np.flatnonzero((op_row < 0) & (external > 0) & ~own)
+    numbers_itself = external == ints(events.table, "correlation_id")
+    lacking = np.flatnonzero((op_row < 0) & (external > 0) & ~numbers_itself)
     if len(lacking):
         rows = np.flatnonzero(operators & (ids > 0))
-        found = pick(rows, first_with(ids[rows], external[lacking]))
+        candidates = pick(rows, first_with(ids[rows], external[lacking]))
         start_ns = events.start_ns[lacking] + _LAUNCH_TOLERANCE_NS
-        op_row[lacking] = np.where(pick(host.start_ns, found, 0) <= start_ns, found, -1)
+        op_row[lacking] = np.where(pick(host.start_ns, candidates, 0) <= start_ns, candidates, -1)
     return op_row

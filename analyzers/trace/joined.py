@@ -74,7 +74,7 @@ class JoinedRank:
         return replace(self, inputs=inputs, device_event=derived)
 
     def restored(self, inputs: RankInput) -> JoinedRank:
-        """Return what ``stored`` was called on, given what was joined."""
+        """Reverse ``stored``, given the input tables."""
         events = self.device_event if self.host_only else inputs.device_event
         return replace(self, inputs=replace(inputs, step=self.inputs.step), device_event=events)
 
@@ -90,7 +90,7 @@ class JoinedRank:
 
     @property
     def ceiling(self) -> Ceiling | None:
-        """Peaks, unless host times stand in for a device that was not recorded."""
+        """Peaks; None if host times replace those of a listed device that was not recorded."""
         return None if self.host_only and self.inputs.devices_listed else self.inputs.ceiling
 
     def links(self) -> Links:

@@ -24,8 +24,8 @@ def nest(
     parent, sibling = np.full((2, len(start)), -1)
     depth = np.zeros(len(start), dtype=np.int32)
     open_spans: dict[int, list[int]] = defaultdict(list)
-    for row, own in enumerate(thread.tolist()):
-        stack, before = open_spans[own], -1
+    for row, span_thread in enumerate(thread.tolist()):
+        stack, before = open_spans[span_thread], -1
         while stack and (end[stack[-1]] + tolerance_ns < end[row] or end[stack[-1]] <= start[row]):
             before = stack.pop()
         if before >= 0:
@@ -85,7 +85,7 @@ def inherited(parent: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The value of each code; -1 stands for the last one, as in indexing."""
+    """Return the value of each code; -1 selects the last value, as in indexing."""
     return values[codes]
 
 

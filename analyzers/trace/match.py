@@ -238,17 +238,17 @@ class Arrivals(_Columns):
 
     Attributes:
         latest: when the last rank of this clock entered it.
-        left: when the lowest of them left it.
+        earliest_end: when the first of them left it.
     """
 
     instance: np.ndarray
     clock: np.ndarray
     latest: np.ndarray
-    left: np.ndarray
+    earliest_end: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Matches:
     """Matched collectives of whole groups; ``misnumbered``: with where their groups come first."""
 
     membership: Membership
@@ -257,11 +257,11 @@ class Found:
     misnumbered: tuple[tuple[int, Misnumbered], ...]
 
     @classmethod
-    def stacked(cls, parts: Sequence[Found]) -> Found:
+    def stacked(cls, parts: Sequence[Matches]) -> Matches:
         """Return the collectives of all, numbered one part after another."""
         first = [0, *itertools.accumulate(len(part.instances.key) for part in parts)]
         both = [*zip(parts, first, strict=False)]
-        return Found(
+        return Matches(
             Membership.stacked(
                 replace(p.membership, instance=p.membership.instance + n) for p, n in both
             ),
@@ -286,14 +286,14 @@ class Part:
         device_event_counts: rank → its device events.
         kinds: traits of the events that wait → where they come first: rank, number of the kind.
         waiting: events of groups of which other ranks are to come.
-        found: collectives of all other groups.
+        matches: collectives of all other groups.
     """
 
     clocks: dict[int, int]
     device_event_counts: dict[int, int]
     kinds: dict[Traits, int]
     waiting: Events
-    found: Found
+    matches: Matches
 
 
 def match(parts: Iterable[Part], *, clocks: Mapping[int, int] | None = None) -> dict[int, Matched]:
@@ -321,7 +321,7 @@ def within(matched: Mapping[int, Matched], ranks: Collection[int]) -> dict[int, 
     for rank, one in matched.items():
         if rank not in ranks:
             partial[one.event_instance] = True
-    kept = {rank: ~partial[matched[rank].event_instance] for rank in ranks if rank in matched}
+    complete = {rank: ~partial[matched[rank].event_instance] for rank in ranks if rank in matched}
     return {
         rank: replace(
             matched[rank],
@@ -329,7 +329,7 @@ def within(matched: Mapping[int, Matched], ranks: Collection[int]) -> dict[int, 
             event_ready_ns=matched[rank].event_ready_ns[inside],
             event_instance=matched[rank].event_instance[inside],
         )
-        for rank, inside in kept.items()
+        for rank, inside in complete.items()
     }
 
 
@@ -373,9 +373,9 @@ def participation(
         communication.entered_ns[rows],
         communication.left_ns[rows],
     )
-    found = Found(Membership.empty(), Instances.empty(), Arrivals.empty(), ())
+    matches = Matches(Membership.empty(), Instances.empty(), Arrivals.empty(), ())
     counts = {rank: communication.device_event_count}
-    return Part({rank: rank if clock is None else clock}, counts, kinds, waiting, found)
+    return Part({rank: rank if clock is None else clock}, counts, kinds, waiting, matches)
 
 
 def of_stretches(parts: Sequence[Part]) -> Part:
@@ -419,9 +419,9 @@ def merge(parts: Iterable[Part]) -> Part:
     Args:
         parts: taken as they come, so that few of them need be in memory.
     """
-    left = iter(parts)
+    remaining = iter(parts)
     merged: list[Part] = []
-    while batch := [*itertools.islice(left, _FAN_IN)]:
+    while batch := [*itertools.islice(remaining, _FAN_IN)]:
         merged.append(_merged(batch))
     return merge(_emptied(merged)) if len(merged) > 1 else merged[0] if merged else _merged([])
 
@@ -445,14 +445,14 @@ def _merged(parts: list[Part]) -> Part:
         waiting.append(replace(part.waiting, kind=codes[part.waiting.kind]))
     clocks = {rank: clock for part in parts for rank, clock in part.clocks.items()}
     counts = {rank: count for part in parts for rank, count in part.device_event_counts.items()}
-    found = Found.stacked([part.found for part in parts])
+    matches = Matches.stacked([part.matches for part in parts])
     groups = {key.process_group for key, _ in kinds}
-    whole = {group for group in groups if group[0] and clocks.keys() >= {*group[0]}}
-    stacked = [Part(clocks, counts, kinds, Events.stacked(waiting), found)]
+    complete = {group for group in groups if group[0] and clocks.keys() >= {*group[0]}}
+    stacked = [Part(clocks, counts, kinds, Events.stacked(waiting), matches)]
     parts.clear()
     waiting.clear()
-    del found
-    return _settled(stacked.pop(), whole)
+    del matches
+    return _settled(stacked.pop(), complete)
 
 
 def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
@@ -464,25 +464,25 @@ def resolve(part: Part) -> Iterator[tuple[int, Matched]]:
     # What only times tell, where clocks differ: once the other collectives have told by how much.
     clocks = _Clocks(held[0])
     part = _settled(held.pop(), every, clocks)
-    clocks, found, instances = _Clocks(part), part.found, part.found.instances
+    clocks, matches, instances = _Clocks(part), part.matches, part.matches.instances
     count = len(instances.key)
     number = np.empty(count, dtype=np.int32)
     number[np.lexsort((instances.sequence, instances.key, instances.walked))] = np.arange(count)
-    latest = found.arrivals.latest - clocks.leads_ns(found.arrivals.clock)
-    first = np.flatnonzero(run_starts(found.arrivals.instance))
+    latest = matches.arrivals.latest - clocks.leads_ns(matches.arrivals.clock)
+    first = np.flatnonzero(run_starts(matches.arrivals.instance))
     last = np.maximum.reduceat(latest, first) if count else latest
-    groups = sorted(found.misnumbered, key=lambda m: (-m[1].differing_count, m[0]))
+    groups = sorted(matches.misnumbered, key=lambda m: (-m[1].differing_count, m[0]))
     misnumbered = tuple(group for _, group in groups)
-    rows = np.lexsort((found.membership.event, found.membership.rank))
+    rows = np.lexsort((matches.membership.event, matches.membership.rank))
     ranks = sorted(part.clocks.items())
     of_rank = [rank for rank, _ in ranks]
-    first = np.searchsorted(found.membership.rank, of_rank, sorter=rows)
+    first = np.searchsorted(matches.membership.rank, of_rank, sorter=rows)
     # Each rank gets slices of these: thousands of small arrays would leave gaps in the heap.
-    event, instance = found.membership.event[rows], found.membership.instance[rows]
+    event, instance = matches.membership.event[rows], matches.membership.instance[rows]
     ready, number = last[instance], number[instance]
     counts = part.device_event_counts
     bounds = [*itertools.pairwise([*first, len(rows)])]
-    del part, found, rows, instance
+    del part, matches, rows, instance
     for (mine, clock), (low, high) in zip(ranks, bounds, strict=True):
         offset_ns, offset_rank = clocks.lead_of(clock)
         ready[low:high] += offset_ns
@@ -512,20 +512,20 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
     clock_of = np.zeros(max(part.clocks, default=0) + 1, dtype=np.int32)
     clock_of[[*part.clocks]] = [*part.clocks.values()]
     group = kinds.group[waiting.kind]
-    found, left = [part.found], [waiting[~settled[group]]]
+    matches, unmatched = [part.matches], [waiting[~settled[group]]]
     rows = np.flatnonzero(settled[group])
     rows = rows[np.argsort(group[rows], kind="stable")]
     pieces = [*_pieces(run_starts(group[rows]))]
     del group
     for piece in pieces:
         collectives, doubtful = _match_groups(_Rows(waiting, rows[piece], clock_of), kinds, clocks)
-        found += collectives
+        matches += collectives
         again = waiting[doubtful]
-        left.append(replace(again, sequence=np.full_like(again.sequence, -1)))
+        unmatched.append(replace(again, sequence=np.full_like(again.sequence, -1)))
     part = replace(part, waiting=Events.empty())
     del rows
-    waiting = Events.stacked(left)
-    left.clear()
+    waiting = Events.stacked(unmatched)
+    unmatched.clear()
     waits = row_set(waiting.kind, len(part.kinds))
     waits |= ~settled[kinds.group]
     codes = (np.cumsum(waits) - 1).astype(np.int32)
@@ -533,7 +533,7 @@ def _settled(part: Part, groups: Collection[Group], clocks: _Clocks | None = Non
         part,
         kinds=dict(itertools.compress(part.kinds.items(), waits)),
         waiting=replace(waiting, kind=codes[waiting.kind]),
-        found=Found.stacked(found),
+        matches=Matches.stacked(matches),
     )
 
 
@@ -600,7 +600,7 @@ class _Kinds:
 
 def _match_groups(
     events: _Rows, kinds: _Kinds, clocks: _Clocks | None
-) -> tuple[list[Found], np.ndarray]:
+) -> tuple[list[Matches], np.ndarray]:
     """Match all collectives of some groups, all events of which are here.
 
     Returns:
@@ -615,30 +615,30 @@ def _match_groups(
     del key, sequence, order
     first_of = [*kinds.groups.values()]
     of_groups = tuple((first_of[group], one) for group, one in misnumbered.items())
-    found = [replace(Found.stacked([]), misnumbered=of_groups)]
+    results = [replace(Matches.stacked([]), misnumbered=of_groups)]
     doubtful = [events.rows[:0]]
     for piece in _pieces(new):
         some = events[piece]
         for positions, begins, is_walked in _instances(some, new[piece], kinds, clocks, doubtful):
             for part in _pieces(begins):
-                found.append(_found(some[positions[part]], begins[part], kinds, is_walked))
-    return found, np.concatenate(doubtful)
+                results.append(_describe(some[positions[part]], begins[part], kinds, is_walked))
+    return results, np.concatenate(doubtful)
 
 
-def _found(events: _Rows, begins: np.ndarray, kinds: _Kinds, is_walked: bool) -> Found:
+def _describe(events: _Rows, begins: np.ndarray, kinds: _Kinds, is_walked: bool) -> Matches:
     """Describe collectives whose events lie one after another; ``begins``: where each does."""
     instance = np.cumsum(begins, dtype=np.int32) - 1
     events = events[np.lexsort((events.rank, events.clock, instance))]
     clock, one = events.clock, events[begins]
-    seen = np.flatnonzero(run_starts(instance, clock))
-    return Found(
+    clock_starts = np.flatnonzero(run_starts(instance, clock))
+    return Matches(
         Membership(events.rank, events.events.event[events.rows], instance),
         Instances(np.full(len(one), is_walked), *kinds.keys_of(one), kinds.symmetric[one.kind]),
         Arrivals(
-            instance[seen],
-            clock[seen],
-            np.maximum.reduceat(events.start, seen),
-            events[seen].end,
+            instance[clock_starts],
+            clock[clock_starts],
+            np.maximum.reduceat(events.start, clock_starts),
+            events[clock_starts].end,
         ),
         (),
     )
@@ -760,8 +760,8 @@ def _instances(
             low = at[np.searchsorted(group, number)]
             high = low + present[number] * most[number]
             failed[number] = not _shifted(some[low:high], int(present[number]))
-        kept = ~failed[group]
-        together, width = together[np.repeat(kept, width)], width[kept]
+        matched = ~failed[group]
+        together, width = together[np.repeat(matched, width)], width[matched]
         del some
         yield together, row_set(np.cumsum(width) - width, len(together)), False
         del together
@@ -842,7 +842,7 @@ class _Clocks:
         count = len(self._names)
         self._leads_ns, self._root = np.zeros(count, dtype=np.int64), np.arange(count)
         if count > 1:
-            for *_, one, other, ahead_ns in sorted(self._ties(part.found), reverse=True):
+            for *_, one, other, ahead_ns in sorted(self._ties(part.matches), reverse=True):
                 self._tie(one, other, ahead_ns)
 
     def leads_ns(self, clocks: np.ndarray) -> np.ndarray:
@@ -854,15 +854,15 @@ class _Clocks:
         at = np.searchsorted(self._names, clock)
         return int(self._leads_ns[at]), int(self._names[self._root[at]])
 
-    def _ties(self, found: Found) -> Iterator[tuple[bool, int, int, int, int]]:
+    def _ties(self, matches: Matches) -> Iterator[tuple[bool, int, int, int, int]]:
         """Yield (symmetric, collectives, two clocks, lead of the second), pair by pair."""
-        arrivals, count = found.arrivals, len(self._names)
+        arrivals, count = matches.arrivals, len(self._names)
         clock = np.searchsorted(self._names, arrivals.clock)
         first = run_starts(arrivals.instance)
         reference = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))[~first]
-        symmetric = found.instances.symmetric[arrivals.instance[~first]]
+        symmetric = matches.instances.symmetric[arrivals.instance[~first]]
         pair = (symmetric * count + clock[reference]) * count + clock[~first]
-        lead = arrivals.left[~first] - arrivals.left[reference]
+        lead = arrivals.earliest_end[~first] - arrivals.earliest_end[reference]
         order = np.argsort(pair, kind="stable")
         pair, lead = pair[order], lead[order]
         for low, high in itertools.pairwise(np.append(np.flatnonzero(run_starts(pair)), len(pair))):
@@ -895,8 +895,8 @@ def _walk(events: _Rows, lead_ns: np.ndarray, low: int, high: int) -> np.ndarray
     stop, at = np.append(first[1:], high), first
     walked = [np.zeros((0, len(first)), dtype=np.int64)]
     ahead = 1
-    while (left := int((stop - at).min())) > 0:
-        block = at + np.arange(min(left, ahead))[:, None]
+    while (remaining := int((stop - at).min())) > 0:
+        block = at + np.arange(min(remaining, ahead))[:, None]
         latest_start = (events[block].start - lead_ns).max(axis=1)
         together = latest_start <= (events[block].end - lead_ns).min(axis=1)
         count = len(block) if together.all() else int(together.argmin())

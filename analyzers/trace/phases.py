@@ -45,25 +45,25 @@ def span_phases(host: HostSpans, makers: NodeMakers) -> tuple[list[str], np.ndar
     phases = [*PHASES, *dict.fromkeys(n for n in marked if n is not None and n not in PHASES)]
     nesting = host.nesting
     code_of = {name: code for code, name in enumerate(phases)}
-    own = host.classified(lambda _, name: _phase_of(name, code_of))
+    span_phase = host.classified(lambda _, name: _phase_of(name, code_of))
     numbered = numbered_in_backward(host)
     double = double_backward(host, numbered)
-    own[numbered & ~double] = _RECOMPUTE
+    span_phase[numbered & ~double] = _RECOMPUTE
     # What backward differentiates is forward wherever it ran: in a closure inside of the
     # optimizer's step, in a block that the program named, before the first module.
     forward = host.named(names.is_forward)
     nodes = np.unique(makers.operator)
-    enclosing = nesting.inherited(np.where(forward, -1, own))
+    enclosing = nesting.inherited(np.where(forward, -1, span_phase))
     nodes = nodes[~np.isin(enclosing[nodes], (_RECOMPUTE, BACKWARD))]
-    own[nodes] = _FORWARD
+    span_phase[nodes] = _FORWARD
     inside = np.zeros(len(host), dtype=bool)
     inside[nodes] = True
     # A checkpointed function runs its forward without gradients.
-    unnamed = (own == _EVALUATION) | (own == _INFERENCE)
-    own[unnamed & nesting.within(inside)] = -1
+    unnamed = (span_phase == _EVALUATION) | (span_phase == _INFERENCE)
+    span_phase[unnamed & nesting.within(inside)] = -1
     undecided = forward & (enclosing >= _EVALUATION) & ~nesting.containing(inside)
-    own[undecided] = -1
-    return phases, nesting.inherited(own).astype(np.int16), int(double.sum())
+    span_phase[undecided] = -1
+    return phases, nesting.inherited(span_phase).astype(np.int16), int(double.sum())
 
 
 def _phase_of(name: str, code_of: dict[str, int]) -> int:
@@ -118,7 +118,7 @@ def span_modules(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[
 
 
 def _with_backward(host: HostSpans, makers: NodeMakers, span: np.ndarray) -> np.ndarray:
-    """Give what lies in a backward node what its forward operator has, where it has nothing."""
+    """Let spans inside a backward node inherit from its forward operator if they have no value."""
     if not (span >= 0).any():
         return span
     forward = np.full(len(host), -1, dtype=np.int32)
@@ -127,7 +127,7 @@ def _with_backward(host: HostSpans, makers: NodeMakers, span: np.ndarray) -> np.
 
 
 def phases_outside_training(present: set[str]) -> set[str]:
-    """Return the phases whose work is no part of a training step, among those that are present.
+    """Return those of the present phases whose work does not belong to a training step.
 
     Where nothing is trained, forwards without gradients are the program's work.
     """
@@ -242,10 +242,10 @@ class Phases:
         operators = host.of("cpu_op")
         above = pick(nesting.nearest(operators), nesting.parent)
         rows = np.flatnonzero(operators & (above < 0))
-        own = self.of_span[rows].astype(np.int64)
-        open_ = own < 0
-        own[open_] = self.unmarked(host.start_ns[rows[open_]])
-        before, behind = self._around(rows, own, time_ns)
+        phase = self.of_span[rows].astype(np.int64)
+        open_ = phase < 0
+        phase[open_] = self.unmarked(host.start_ns[rows[open_]])
+        before, behind = self._around(rows, phase, time_ns)
         before[self._steps_between(rows, time_ns)] = -1
         return before, behind
 

@@ -35,11 +35,11 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
         rank's ordinal of the device, as in the rank's other tables: the driver's differs where
         a process sees some of the devices only, or in another order.
     """
-    part, beside = run.part(rank), ranks_beside(run, rank)
-    device, ordinals = _device_of(part), [run.part(other).device_id for other in beside]
-    if _computes_on_host(run, rank, beside):
+    part, host_ranks = run.part(rank), ranks_beside(run, rank)
+    device, ordinals = _device_of(part), [run.part(other).device_id for other in host_ranks]
+    if _computes_on_host(run, rank, host_ranks):
         return TABLES[name].empty()
-    for source in beside:
+    for source in host_ranks:
         if not run.rows_count(source, name):
             continue
         table = run.table(source, name)
@@ -49,7 +49,9 @@ def of_rank(run: Run, rank: int, name: str) -> pa.Table:
             wanted = {canonical_uuid(uuid)}
             chosen = _rows_named(table, wanted, part)
             if not chosen.num_rows:
-                chosen = _rows_named(table, _whole(run.table(source, "device_limit"), part), part)
+                chosen = _rows_named(
+                    table, _partition_uuid(run.table(source, "device_limit"), part), part
+                )
         elif part.device_id is not None:
             chosen = table.filter(pc.equal(table["device_id"], part.device_id))
         else:
@@ -67,13 +69,13 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
     A log of several devices that was imported without a trace belongs to none of them more than to
     another; each is told by its ordinal. None stands for the rank's own device.
     """
-    own = of_rank(run, rank, name)
+    own_rows = of_rank(run, rank, name)
     part = run.part(rank)
-    if own.num_rows:
+    if own_rows.num_rows:
         if part.device_id is not None or not _several(run, rank):
-            return [(None, own)]
+            return [(None, own_rows)]
         # One device alone is in this table, and several in another: both name it alike.
-        return [(own["device_id"][0].as_py(), own)]
+        return [(own_rows["device_id"][0].as_py(), own_rows)]
     table = run.table(rank, name)
     if part.device_id is not None or part.devices or not table.num_rows:
         return []
@@ -85,7 +87,7 @@ def per_device(run: Run, rank: int, name: str) -> list[tuple[int | None, pa.Tabl
     ]
 
 
-def _computes_on_host(run: Run, rank: int, beside: list[int]) -> bool:
+def _computes_on_host(run: Run, rank: int, ranks: list[int]) -> bool:
     """Tell whether a recorded rank is known to use no device.
 
     Torch said so at its end, or the others have them. Of a program without torch, or one that was
@@ -94,8 +96,10 @@ def _computes_on_host(run: Run, rank: int, beside: list[int]) -> bool:
     part = run.part(rank)
     if run.manifest.kind != "recorded" or part.device_id is not None:
         return False
-    told = "torch" in part.environment and part.status != "running"
-    return told or any(run.part(other).device_id is not None for other in beside if other != rank)
+    is_known = "torch" in part.environment and part.status != "running"
+    return is_known or any(
+        run.part(other).device_id is not None for other in ranks if other != rank
+    )
 
 
 def _several(run: Run, rank: int) -> bool:
@@ -110,8 +114,8 @@ def ranks_beside(run: Run, rank: int) -> list[int]:
     if part.hostname is None:
         return [rank]
     # A container samples what it sees: under one name of one machine.
-    beside = run.ranks_by_host.get((part.hostname, part.host), ())
-    return [rank, *(other for other in beside if other != rank)]
+    host_ranks = run.ranks_by_host.get((part.hostname, part.host), ())
+    return [rank, *(other for other in host_ranks if other != rank)]
 
 
 def _device_of(part: RankManifest) -> Device | None:
@@ -119,7 +123,7 @@ def _device_of(part: RankManifest) -> Device | None:
     return next((d for d in part.devices if d.device_id == part.device_id), None)
 
 
-def _whole(limits: pa.Table, part: RankManifest) -> set[str]:
+def _partition_uuid(limits: pa.Table, part: RankManifest) -> set[str]:
     """UUID of the one device whose PCI address the rank's device has; none where it is not one."""
     device = _device_of(part)
     wanted = _slot((device and device.pci_address) or "")
@@ -141,8 +145,8 @@ def _rows_named(table: pa.Table, uuids: set[str], part: RankManifest) -> pa.Tabl
     """Rows of devices by their UUIDs in one form, under the rank's own ordinal."""
     column = table["device_uuid"].cast(pa.string())
     forms = [u for u in pc.unique(column).to_pylist() if u and canonical_uuid(u) in uuids]
-    own = table.filter(pc.is_in(column, value_set=pa.array(forms, pa.string())))
-    return with_column(own, "device_id", pa.array([part.device_id] * own.num_rows, pa.int32()))
+    rows = table.filter(pc.is_in(column, value_set=pa.array(forms, pa.string())))
+    return with_column(rows, "device_id", pa.array([part.device_id] * rows.num_rows, pa.int32()))
 
 
 def table_beside(run: Run, rank: int, name: str) -> pa.Table:

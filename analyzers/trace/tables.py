@@ -20,7 +20,7 @@ from chopper.storage.store import Span
 
 @dataclass(frozen=True)
 class RankInput:
-    """The input of an attribution: declared tables of one rank, and what is known of its device.
+    """The input of an attribution: declared tables of one rank and facts about its device.
 
     Attributes:
         ceiling, ceilings: peaks that count, and all that are known: theoretical and measured.

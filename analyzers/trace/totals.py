@@ -42,7 +42,7 @@ class Totals:
     events: Mapping[str, pa.Table]
 
     def after(self, windows_count: int) -> Totals:
-        """Return the totals of a stretch that comes after so many windows of its rank."""
+        """Return the totals with step indices offset by the number of preceding windows."""
         return replace(self, causes=counted_on(self.causes, windows_count))
 
     def of_steps(self, numbers: Collection[int]) -> Totals:
@@ -59,7 +59,7 @@ class Totals:
 
 
 def counted_on(table: pa.Table, windows_count: int) -> pa.Table:
-    """Return a table with ``step_index`` counted on from so many windows."""
+    """Return a table with ``windows_count`` added to its ``step_index``."""
     kind = table.schema.field("step_index").type
     index = pa.array(ints(table, "step_index") + windows_count).cast(kind)
     return with_column(table, "step_index", index)
@@ -120,9 +120,9 @@ def _event_totals(
 
 def merged(parts: Iterable[Totals]) -> Totals:
     """Add up the totals of several ranks, one or more; taken as they come."""
-    left = iter(parts)
+    remaining = iter(parts)
     sums = []
-    while batch := [*itertools.islice(left, _FAN_IN)]:
+    while batch := [*itertools.islice(remaining, _FAN_IN)]:
         sums.append(_merged(batch))
     return sums[0] if len(sums) == 1 else merged(sums)
 

@@ -16,7 +16,7 @@ def nest(
     tolerance_ns: int, start_ns: np.ndarray, dur_ns: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """As `levels.nest`."""
-    start_ns, dur_ns, thread = _whole(start_ns), _whole(dur_ns), _whole(thread)
+    start_ns, dur_ns, thread = _contiguous(start_ns), _contiguous(dur_ns), _contiguous(thread)
     parent, start, end = (np.empty(len(thread), dtype=np.int64) for _ in range(3))
     depth = np.empty(len(thread), dtype=np.int32)
     threads = int(thread.max(initial=-1)) + 1
@@ -31,7 +31,7 @@ def _walk(
 
     def walk(parent: np.ndarray, marked: np.ndarray) -> np.ndarray:
         out: np.ndarray = np.empty(len(parent), dtype=dtype)
-        fill(_whole(parent), _whole(marked, bool), out)
+        fill(_contiguous(parent), _contiguous(marked, bool), out)
         return out
 
     return walk
@@ -45,26 +45,26 @@ within = _walk(_forest.within, bool)
 
 def inherited(parent: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """As `levels.inherited`."""
-    found = np.array(codes, dtype=np.int32)
-    _forest.inherit(_whole(parent), found)
-    return found
+    result = np.array(codes, dtype=np.int32)
+    _forest.inherit(_contiguous(parent), result)
+    return result
 
 
 def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
     """As `levels.look_up`."""
     if codes.dtype != np.int32 or values.dtype not in (bool, np.int32):
         return values[codes]
-    found = np.empty(len(codes), dtype=values.dtype)
+    result = np.empty(len(codes), dtype=values.dtype)
     fill = _forest.look_up_masks if values.dtype == bool else _forest.look_up_codes
-    fill(np.ascontiguousarray(codes), found, np.ascontiguousarray(values))
-    return found
+    fill(np.ascontiguousarray(codes), result, np.ascontiguousarray(values))
+    return result
 
 
 def segments(
     threads: int, start_ns: np.ndarray, end_ns: np.ndarray, parent: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """As `levels.segments`."""
-    spans = _whole(start_ns), _whole(end_ns), _whole(parent), _whole(thread)
+    spans = _contiguous(start_ns), _contiguous(end_ns), _contiguous(parent), _contiguous(thread)
     first = np.empty(threads + 1, dtype=np.int64)
     _forest.place_segments(*spans, first)
     time, span = (np.empty(first[-1], dtype=np.int64) for _ in range(2))
@@ -72,5 +72,5 @@ def segments(
     return time, span, first
 
 
-def _whole(values: np.ndarray, dtype: type = np.int64) -> np.ndarray:
+def _contiguous(values: np.ndarray, dtype: type = np.int64) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=dtype)

@@ -108,8 +108,8 @@ class Windows:
         if self.steps is None:
             return self
         begin, end = span.own_ns
-        own = np.append((steps.start_ns >= begin) & (steps.start_ns < end), False)
-        outside = (self.steps >= 0) & ~own[self.steps]
+        in_span = np.append((steps.start_ns >= begin) & (steps.start_ns < end), False)
+        outside = (self.steps >= 0) & ~in_span[self.steps]
         return replace(
             self,
             numbers=np.where(outside, ELSEWHERE, self.numbers),
@@ -230,18 +230,20 @@ def cut_windows(
     latest = np.insert(latest, after_hole, steps.start_ns[after_hole])
     works = np.insert(works, after_hole, False)
     numbers = np.insert(np.where(lost, LOST, steps.number), after_hole, UNRECORDED)
-    own = np.insert(np.where(lost, LOST, np.arange(len(steps))), after_hole, UNRECORDED)
+    step_row = np.insert(np.where(lost, LOST, np.arange(len(steps))), after_hole, UNRECORDED)
     bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
     # A step that ran nothing of its own, and ended on the host before the device was done with the
     # one before it, owns no time.
     lasting = np.diff(bounds) > 0
-    empty_steps = int((~lasting & (own >= 0)).sum())
+    empty_steps = int((~lasting & (step_row >= 0)).sum())
     # Nothing is recorded before the first step that holds work, nor after the last one.
     steps_with_work = np.flatnonzero(lasting & works)
     if not len(steps_with_work):
         return one_window
     first, last = steps_with_work[0], steps_with_work[-1] + 1
-    empty_steps += int((lasting & (own >= 0)).sum() - (lasting & (own >= 0))[first:last].sum())
+    empty_steps += int(
+        (lasting & (step_row >= 0)).sum() - (lasting & (step_row >= 0))[first:last].sum()
+    )
     bounds, numbers, lasting = bounds[first : last + 1], numbers[first:last], lasting[first:last]
     return Windows(
         np.concatenate([bounds[:1], bounds[1:][lasting]]),
@@ -250,7 +252,7 @@ def cut_windows(
         before_ns=max(int(bounds[0]) - int(start[0]), 0) if len(events) else 0,
         empty_steps=empty_steps,
         lost_steps=tuple(steps.number[lost].tolist()),
-        steps=own[first:last][lasting],
+        steps=step_row[first:last][lasting],
     )
 
 

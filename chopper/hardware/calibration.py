@@ -210,13 +210,13 @@ def save(result: Calibration, path: Path | None = None, *, replace_damaged: bool
     """
     path = path or default_path()
     try:
-        others = [stored for stored in load_all(path) if stored.key != result.key]
+        unchanged = [stored for stored in load_all(path) if stored.key != result.key]
     except InputError:
         if not replace_damaged:
             raise
-        others = []
+        unchanged = []
     check_writable(path)
-    store = _Store(calibrations=[result, *others])
+    store = _Store(calibrations=[result, *unchanged])
     write_atomic(path, document(store))
     return path
 
@@ -233,20 +233,20 @@ def check_writable(path: Path) -> None:
 
 def to_manifest(calibration: Calibration) -> dict[str, Any]:
     """As the manifest of a rank keeps it."""
-    kept: dict[str, Any] = msgspec.to_builtins(calibration)
-    return kept | {"schema": SCHEMA}
+    fields: dict[str, Any] = msgspec.to_builtins(calibration)
+    return fields | {"schema": SCHEMA}
 
 
-def from_manifest(kept: dict[str, Any]) -> Calibration | None:
+def from_manifest(fields: dict[str, Any]) -> Calibration | None:
     """The reverse of :func:`to_manifest`; None when another version of chopper wrote it.
 
     Raises:
         InputError: it is damaged.
     """
-    if kept.get("schema") != SCHEMA:
+    if fields.get("schema") != SCHEMA:
         return None
     try:
-        return msgspec.convert(kept, Calibration)
+        return msgspec.convert(fields, Calibration)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise InputError(
             f"the calibration in the run's manifest is damaged ({printable(str(exc))})"

@@ -90,12 +90,12 @@ def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceili
     bandwidth = peaks.memory_bandwidth_bytes_per_s.value
     link = peaks.link_bytes_per_s.value
     together = peaks.least_group_count(len(part.devices))
-    whole = (run.world_size or len(run.manifest.ranks)) == len(part.devices)
+    is_all = (run.world_size or len(run.manifest.ranks)) == len(part.devices)
     return Ceiling(
         flop_per_s=_known(peaks.flop_per_s),
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
         # Datasheets add up both directions of all links.
-        link_bytes_per_s=float(link) / 2 if link and whole and together is not None else None,
+        link_bytes_per_s=float(link) / 2 if link and is_all and together is not None else None,
         link_group_count=together or 2,
         source=f"{peaks.label}, device table ({_sources(peaks)})",
         reference_clock_hz=_known(peaks.clock_hz),
@@ -134,20 +134,20 @@ def _calibration(run: Run, part: RankManifest, device: Device | None) -> Calibra
     """Find the calibration of a rank's device, or its host's cores: the run's, else one here."""
     from chopper.hardware import calibration
 
-    kept = calibration.from_manifest(part.calibration) if part.calibration else None
-    if kept is not None and (kept.device_type == "cpu") == (device is None):
-        return kept
+    stored = calibration.from_manifest(part.calibration) if part.calibration else None
+    if stored is not None and (stored.device_type == "cpu") == (device is None):
+        return stored
     if part.hostname is None or (device is not None and device.name is None):
         return None
     name = None if device is None else device.name
     cpu_name = part.environment.get("cpu")
-    found = calibration.load(
+    local = calibration.load(
         name, part.hostname, cpu_name=cpu_name, ranks=run.ranks_by_hostname[part.hostname]
     )
-    if found is None and device is not None:
+    if local is None and device is not None:
         # Devices do not share their units: what one reached alone holds beside others.
-        found = calibration.load(name, part.hostname)
-    return found
+        local = calibration.load(name, part.hostname)
+    return local
 
 
 def ceilings_of(run: Run, part: RankManifest, device: Device | None, *, on_host: bool) -> Ceilings:

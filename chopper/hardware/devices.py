@@ -415,12 +415,12 @@ def _is_near(device: DevicePeaks, name: str) -> bool:
 
 
 def _families() -> str:
-    """Shorten the table's devices to families by vendor; brands with many stand for them."""
+    """Summarize the device table by vendor; large families are named once by their brand."""
     of: dict[str, dict[str, None]] = {}
     for device in known_devices():
         brand, dash, _ = _model(device)[1].partition("-")
         of.setdefault(device.vendor, {})[f"{brand}{dash and '-…'}"] = None
-    return "; ".join(f"{vendor.upper()} {', '.join(found)}" for vendor, found in of.items())
+    return "; ".join(f"{vendor.upper()} {', '.join(families)}" for vendor, families in of.items())
 
 
 class Reach(msgspec.Struct, kw_only=True, frozen=True):

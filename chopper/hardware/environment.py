@@ -36,14 +36,14 @@ _ENVIRONMENT_NAMES = (
 def clock_anchor() -> ClockAnchor:
     """This host's clocks, read together: the tightest of three, as any may be interrupted."""
     raw = getattr(time, "CLOCK_MONOTONIC_RAW", None)
-    found = []
+    readings = []
     for _ in range(3):
         before_ns = time.monotonic_ns()
         realtime_ns = time.time_ns()
         raw_ns = time.clock_gettime_ns(raw) if raw is not None else None
         width_ns = time.monotonic_ns() - before_ns
-        found.append((width_ns, realtime_ns, before_ns + width_ns // 2, raw_ns))
-    _, realtime_ns, monotonic_ns, raw_ns = min(found, key=lambda reading: reading[0])
+        readings.append((width_ns, realtime_ns, before_ns + width_ns // 2, raw_ns))
+    _, realtime_ns, monotonic_ns, raw_ns = min(readings, key=lambda reading: reading[0])
     return ClockAnchor(realtime_ns=realtime_ns, monotonic_ns=monotonic_ns, monotonic_raw_ns=raw_ns)
 
 
@@ -123,7 +123,7 @@ def device_numa_node(device: str, root: str = "/") -> int | None:
 def environment() -> dict[str, str]:
     """Versions, the machine, and the variables that change how training runs."""
     allowed = _allowed_cores()
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
@@ -136,8 +136,8 @@ def environment() -> dict[str, str]:
     torch = sys.modules.get("torch")
     if torch is not None:
         if (device := current_device()) is not None:
-            found["device_numa_node"] = device_numa_node(device)
-        found |= {
+            values["device_numa_node"] = device_numa_node(device)
+        values |= {
             "torch": torch.__version__,
             "torch_threads": torch.get_num_threads(),
             "cuda": torch.version.cuda,
@@ -145,11 +145,11 @@ def environment() -> dict[str, str]:
         }
         if torch.cuda.is_available():
             with contextlib.suppress(AttributeError, RuntimeError):
-                found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+                values["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     for name, value in sorted(os.environ.items()):
         if name in _ENVIRONMENT_NAMES or name.startswith(_ENVIRONMENT_PREFIXES):
-            found[name] = value
-    return {name: str(value) for name, value in found.items() if value is not None}
+            values[name] = value
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _device(name: str) -> Device:
@@ -183,7 +183,7 @@ def _process_groups(dist: Any) -> list[dict[str, Any]]:
 
 
 def describe(manifest: RankManifest) -> None:
-    """Fill in what is known by now; called at the start, after each trace, and at the end."""
+    """Fill in known fields of the manifest; called at start, after each trace, and at the end."""
     manifest.environment = environment()
     device = current_device()
     if device is not None:
@@ -208,13 +208,13 @@ def calibration(manifest: RankManifest) -> dict[str, Any] | None:
     torch = sys.modules.get("torch")
     try:
         if manifest.device_id is None:
-            found = stored.load(
+            match = stored.load(
                 None,
                 ranks=manifest.world_size,
                 threads=torch.get_num_threads() if torch is not None else None,
             )
         else:
-            found = stored.load(manifest.devices[0].name)
+            match = stored.load(manifest.devices[0].name)
     except ChopperError:  # a damaged file: `chopper calibrate` says so
         return None
-    return stored.to_manifest(found) if found is not None else None
+    return stored.to_manifest(match) if match is not None else None

@@ -98,10 +98,13 @@ def _launchers() -> list[Launcher]:
         first = several[0]
     else:
         return []
-    return [first, *(one for one in several if one is not first and _place(one) == _place(first))]
+    return [
+        first,
+        *(one for one in several if one is not first and _number(one) == _number(first)),
+    ]
 
 
-def _place(launcher: Launcher) -> tuple[int | None, int | None]:
+def _number(launcher: Launcher) -> tuple[int | None, int | None]:
     return environment_count(launcher.rank), environment_count(launcher.world_size)
 
 
@@ -119,7 +122,7 @@ def rank_info() -> RankInfo:
     """Read the rank from torch.distributed when initialized, else from the launcher's variables."""
     launchers = _launchers() or [Launcher("", "")]
     (rank, world_size), local_rank = (
-        _place(launchers[0]),
+        _number(launchers[0]),
         environment_count(launchers[0].local_rank),
     )
     if rank is not None and launchers[0].local_rank is None:

@@ -160,9 +160,9 @@ def rate(what: str, amount: float, times_s: list[float], size_bytes: int | None 
 
 def product(values: Tensor, out: Tensor, m: int, n: int, k: int) -> Call:
     """Return a call that multiplies [m, k] by [k, n], both from ``values``, into ``out``."""
-    left, right = values[: m * k].view(m, k), values[-k * n :].view(k, n)
+    first, right = values[: m * k].view(m, k), values[-k * n :].view(k, n)
     into = out[: m * n].view(m, n)
-    return lambda: torch.mm(left, right, out=into)
+    return lambda: torch.mm(first, right, out=into)
 
 
 def stream(arrays: list[Tensor]) -> dict[str, tuple[int, Call]]:

@@ -1,4 +1,4 @@
-"""The dated list of prices that comes with the program, and lists of one's own."""
+"""The dated price list that ships with the program, and price lists of users."""
 
 from __future__ import annotations
 

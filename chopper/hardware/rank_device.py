@@ -77,33 +77,33 @@ def with_devices(run: Run, stated: Stated) -> Run:
 
 def _with_device(part: RankManifest, device: DevicePeaks, *, on_device: bool) -> RankManifest:
     """Return a part with the device that the user named, and a finding that says so."""
-    others = [f for f in part.findings if f.code not in (_STATED, _CONTRADICTED)]
-    said, contradicts = _said(part, device)
-    reason = f"named by the user; {said}"
+    findings = [f for f in part.findings if f.code not in (_STATED, _CONTRADICTED)]
+    description, contradicts = _recorded_device(part, device)
+    reason = f"named by the user; {description}"
     return msgspec.structs.replace(
         part,
         stated_device=StatedDevice(name=device.label, reason=reason),
-        findings=[*others, _finding(part, device, said, contradicts, on_device=on_device)],
+        findings=[*findings, _finding(part, device, description, contradicts, on_device=on_device)],
     )
 
 
 def _finding(
-    part: RankManifest, device: DevicePeaks, said: str, contradicts: bool, *, on_device: bool
+    part: RankManifest, device: DevicePeaks, description: str, contradicts: bool, *, on_device: bool
 ) -> Finding:
     effect = "" if on_device else "; no device event was recorded, so this changes nothing"
     code = _CONTRADICTED if contradicts else _STATED
-    return finding(code, rank=part.rank, device=device.label, said=said, effect=effect)
+    return finding(code, rank=part.rank, device=device.label, said=description, effect=effect)
 
 
-def _said(part: RankManifest, device: DevicePeaks) -> tuple[str, bool]:
+def _recorded_device(part: RankManifest, device: DevicePeaks) -> tuple[str, bool]:
     """Return what a trace says of its rank's device, and whether another one is meant by that."""
     one = listed_device(part)
     listed = [one] if one is not None else part.devices
-    told = [device for device in listed if device.name or device.multiprocessor_count]
-    if not told:
+    described = [device for device in listed if device.name or device.multiprocessor_count]
+    if not described:
         return "the trace names no device", False
-    facts = dict.fromkeys(_facts(device) for device in told)
-    return f"the trace lists {', '.join(facts)}", not any(could_be(d, device) for d in told)
+    facts = dict.fromkeys(_facts(device) for device in described)
+    return f"the trace lists {', '.join(facts)}", not any(could_be(d, device) for d in described)
 
 
 def _facts(device: Device) -> str:

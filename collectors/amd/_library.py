@@ -60,9 +60,9 @@ def load() -> Any:
             break
     else:
         raise CollectorUnavailable("AMD's library is not installed (libamd_smi.so)")
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(printed):
             importlib.import_module("amdsmi")
     except (KeyError, OSError, AttributeError, ImportError) as exc:
         # A failed import leaves parts of the package behind, which would look like success.

@@ -272,8 +272,8 @@ class CounterSource(_Source):
     def _over_links(self, device: amd.AmdDevice, name: str, metrics: amd.Metrics) -> int | None:
         """Return the sum over links, always over the same ones, or it would seem to jump."""
         items = metrics.items(name)
-        told = [i for i, value in enumerate(items) if value is not None]
-        counted = self._counted_links.setdefault((id(device), name), told)
+        known = [i for i, value in enumerate(items) if value is not None]
+        counted = self._counted_links.setdefault((id(device), name), known)
         return _kib(_sum_of([items[i] for i in counted])) if counted else None
 
 

@@ -69,7 +69,7 @@ def put(knob: Knob, number: int) -> None:
 
 
 def undo(knob: Knob) -> None:
-    """Bring back limits and performance level, or the power cap, that were before."""
+    """Restore the previous limits and performance level, or the previous power cap."""
     before = knob.before
     if knob.what == "power":
         put(knob, before["cap_uw"])
@@ -97,14 +97,14 @@ def _limit(knob: Knob, least_mhz: int, most_mhz: int) -> None:
 
 def _call(knob: Knob, calls: Callable[[Any, Any], list[int]]) -> None:
     with session() as wrapper:
-        found = [
+        names = [
             device.handle
             for device in devices(wrapper)
             if knob.target in (device.pci_address, str(device.index))
         ]
-        if not found:
+        if not names:
             raise refused(knob, "the device is no longer there", permission=False)
-        for code in calls(wrapper, found[0]):
+        for code in calls(wrapper, names[0]):
             if code:
                 reason = ERRORS.explain(code)[1]
                 raise refused(knob, reason, permission=code == _NO_PERMISSION)

@@ -93,15 +93,15 @@ def aligned(
     parts = (p for p in np.array_split(waited, _PARTS) if len(p) >= _LEAST_LAUNCHES)
     quickest_ns = [_least(part) for part in parts]
     code, withholds = "device.clock_drifts", ["idle.causes"]
-    said = f"drifts against the host's ({why}): causes of idle time are withheld"
+    state = f"drifts against the host's ({why}): causes of idle time are withheld"
     if steady and (not quickest_ns or np.ptp(quickest_ns) < _DRIFT_NS):
         side = "ahead of" if shift_ns < 0 else "behind"
         code, withholds = "device.clock_corrected", []
-        said = f"is {duration(abs(shift_ns))} {side} the host's ({why}); corrected by matched ids"
+        state = f"is {duration(abs(shift_ns))} {side} the host's ({why}); corrected by matched ids"
     finding = Finding(
         code=code,
         severity="warning",
-        message=f"{source}: the device's clock {said}",
+        message=f"{source}: the device's clock {state}",
         count=len(latency),
         withholds=tuple(withholds),
     )
@@ -125,11 +125,11 @@ def _launches(host: pa.Table, device: pa.Table) -> _Launches:
     event_ns, dur = to_numpy(device["start_ns"]), to_numpy(device["dur_ns"])
     done_ns = np.maximum.accumulate(event_ns + dur)
     idle_ns = event_ns - np.append(event_ns[:1], done_ns[:-1])
-    own, row = np.unique(to_numpy(device["correlation_id"], 0), return_index=True)
-    usable = np.isin(own, ids) & ~np.isin(own, again)
+    device_ids, row = np.unique(to_numpy(device["correlation_id"], 0), return_index=True)
+    usable = np.isin(device_ids, ids) & ~np.isin(device_ids, again)
     order = np.argsort(row[usable])
-    own, row = own[usable][order], row[usable][order]
-    call_ns = start[first[np.searchsorted(ids, own)]]
+    device_ids, row = device_ids[usable][order], row[usable][order]
+    call_ns = start[first[np.searchsorted(ids, device_ids)]]
     return _Launches(call_ns, event_ns[row], (event_ns + dur)[row], idle_ns[row] >= _GAP_NS)
 
 

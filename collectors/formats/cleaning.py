@@ -71,7 +71,7 @@ def _has_underscore(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """A finite float, or None for what is none."""
+    """Return a finite float, else None."""
     if isinstance(value, bool) or value is None or _has_underscore(value):
         return None
     try:
@@ -82,17 +82,17 @@ def number(value: Any) -> float | None:
 
 
 def integer(value: Any) -> int | None:
-    """An integer of 64 bits, or None for what is none; strings are parsed."""
+    """Return a 64-bit integer, else None; strings are parsed."""
     if isinstance(value, bool) or value is None or _has_underscore(value):
         return None
     try:
-        whole = int(value)
+        result = int(value)
     except (TypeError, ValueError, OverflowError):
         real = number(value)
         if real is None:
             return None
-        whole = int(real)
-    return whole if -(2**63) <= whole < 2**63 else None
+        result = int(real)
+    return result if -(2**63) <= result < 2**63 else None
 
 
 def clean(text: str) -> str:
@@ -170,16 +170,20 @@ def cut_overruns(
     at = at[np.lexsort((start[at], device["stream_id"][at], device["device_id"][at]))]
     streams = np.stack([device["device_id"][at], device["stream_id"][at]])
     cut = dur.copy()
-    for own in np.split(at, np.flatnonzero((np.diff(streams) != 0).any(axis=0)) + 1):
-        ids, begin, end = device["correlation_id"][own], start[own], (start + dur)[own]
+    for stream_rows in np.split(at, np.flatnonzero((np.diff(streams) != 0).any(axis=0)) + 1):
+        ids, begin, end = (
+            device["correlation_id"][stream_rows],
+            start[stream_rows],
+            (start + dur)[stream_rows],
+        )
         launches = np.flatnonzero((np.diff(ids) != 0) | (ids[1:] == NO_VALUE)) + 1
-        place = np.arange(len(own))
-        following = np.searchsorted(launches, place, side="right")
-        place = place[following < len(launches)]
-        following = launches[following[place]]
+        candidate = np.arange(len(stream_rows))
+        following = np.searchsorted(launches, candidate, side="right")
+        candidate = candidate[following < len(launches)]
+        following = launches[following[candidate]]
         earliest = np.minimum.accumulate(end[::-1])[::-1][following]
-        over = (earliest < end[place]) & (end[place] - begin[following] > _OVERRUN_NS)
-        cut[own[place[over]]] = (begin[following] - begin[place])[over]
+        over = (earliest < end[candidate]) & (end[candidate] - begin[following] > _OVERRUN_NS)
+        cut[stream_rows[candidate[over]]] = (begin[following] - begin[candidate])[over]
         counts["event.overrun"] += int(over.sum())
     return {**device, "dur_ns": cut}
 
@@ -187,7 +191,7 @@ def cut_overruns(
 def timelines_of(
     device: dict[str, Any], rows: np.ndarray | None, source: str
 ) -> tuple[list[tuple[int | None, np.ndarray | None]], list[Finding]]:
-    """Return the devices that a process drives, each with its rows, and what was left out.
+    """Return the devices that a process drives, each with its rows, and a finding on the others.
 
     The first is the main one. A device counts when it ran at least 1 % of the kernel time of the
     busiest one; a stray copy or a context opened on another device is no timeline. ``rows`` is the
@@ -209,7 +213,7 @@ def timelines_of(
     used = [
         i for i in range(len(devices)) if i != main and 0 < busy.max() * _TIMELINE_RATIO <= busy[i]
     ]
-    left = [i for i in range(len(devices)) if i != main and i not in used]
+    unused = [i for i in range(len(devices)) if i != main and i not in used]
     findings: list[Finding] = []
     if used:
         listed = ", ".join(device_name(devices[i]) for i in sorted([main, *used]))
@@ -229,13 +233,13 @@ def timelines_of(
             "are a timeline of their own, to which no log of a device is joined",
             count=unknown,
         )
-    if left:
-        events = int(np.isin(inverse, left).sum())
-        listed = ", ".join(device_name(devices[i]) for i in left)
+    if unused:
+        events = int(np.isin(inverse, unused).sum())
+        listed = ", ".join(device_name(devices[i]) for i in unused)
         add_finding(
             findings,
             "device.stray_events",
-            f"{source}: {events} events ({sum(all_work[i] for i in left) / 1e6:.3f} ms)"
+            f"{source}: {events} events ({sum(all_work[i] for i in unused) / 1e6:.3f} ms)"
             f" on {listed}, which the process does not compute on, are left out",
             severity="info",
             count=events,

@@ -76,7 +76,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read_counters(path: Path) -> tuple[pa.Table, list[str]]:
-    """Read KERNEL_COUNTER of a file, and what is odd about it, a line each.
+    """Read KERNEL_COUNTER from a file; also return one line about each anomaly.
 
     Raises:
         InputError: it cannot be read, or is not a table of counters.
@@ -137,9 +137,9 @@ def _read(
         dispatch: int | None = number
         if layout.dispatch is not None:
             cell = row[layout.dispatch].strip() if layout.dispatch < len(row) else ""
-            whole = _WHOLE.fullmatch(cell)
+            integer = _WHOLE.fullmatch(cell)
             # A number that no 64 bits hold is no dispatch's; nor is one that a float rounds.
-            dispatch = int(whole[1]) if whole and len(whole[1]) < 19 else None
+            dispatch = int(integer[1]) if integer and len(integer[1]) < 19 else None
         if not kernel or dispatch is None:
             bad += 1
             continue
@@ -216,7 +216,7 @@ _ABSENT = frozenset(("", "n/a", "na", "nan", "none", "-", "no data", "(!) n/a"))
 
 
 def measured(cell: str, unit: str) -> tuple[float | None, str | None]:
-    """A value in its unit's base, and that base; None where there is no number.
+    """Return a value in base units, and that unit; None if it is not a number.
 
     ``("12.5", "Kbyte")`` is ``(12500.0, "byte")``; ``("10,240", "")`` is ``(10240.0, None)``.
     """

@@ -30,7 +30,7 @@ _LONGEST_TEXT = 16 << 20
 
 
 class Database:
-    """One database, and in ``findings`` what was damaged in it."""
+    """One database; ``findings`` describe its damage."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -94,7 +94,7 @@ class Database:
         return {name: columns.get(name, absent) for name in names}
 
     def texts(self, table: str, column: str) -> list[str | None]:
-        """One column as text, in the same order as its other columns; None for what is none."""
+        """Return one column as text, in row order; None for NULL."""
         if not self.has(table, column):
             return []
         cell = _quoted(column)
@@ -114,7 +114,7 @@ class Database:
         }
 
     def facts(self, table: str, key: str, value: str) -> dict[str | None, str | None]:
-        """Return texts by text: a table of what is known of the recording."""
+        """Return a two-column table of facts about the recording as a dictionary."""
         return dict(zip(self.texts(table, key), self.texts(table, value), strict=False))
 
     def with_schema(self, tool: str, metadata: str) -> str:

@@ -73,7 +73,7 @@ def unpack(path: Path, directory: Path) -> None:
         OSError: the directory cannot be written.
     """
     files = _files(path)
-    said, checksum = files.pop(_CHECKSUM, b""), hashlib.sha256()
+    stored_checksum, checksum = files.pop(_CHECKSUM, b""), hashlib.sha256()
     for name, content in files.items():
         checksum.update(name.encode())
         checksum.update(content)
@@ -85,7 +85,7 @@ def unpack(path: Path, directory: Path) -> None:
         raise InputError(f"{path}: the run that it carries lacks {MANIFEST}; export the run again")
     run = checked_run(files[MANIFEST], f"{path}, {MANIFEST} of the run that it carries")
     damaged = "of the run that it carries is damaged; export the run again"
-    if said != checksum.digest():
+    if stored_checksum != checksum.digest():
         raise InputError(f"{path}: the checksum {damaged}")
     if any(part.traces for part in run.ranks):
         raise InputError(
@@ -99,16 +99,16 @@ def unpack(path: Path, directory: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)
         if file.suffix == parquet.SUFFIX:
-            with _said(f"{path}: {name} {damaged}"):
+            with _naming_problem(f"{path}: {name} {damaged}"):
                 values_count = parquet.values_count(file)
             intake.check(len(content), values_count * _VALUE_BYTES)
             if file.stem in TABLES:
-                with _said(f"{path}: {name} {damaged}"):
+                with _naming_problem(f"{path}: {name} {damaged}"):
                     parquet.check(file, file.stem)
 
 
 @contextlib.contextmanager
-def _said(problem: str) -> Iterator[None]:
+def _naming_problem(problem: str) -> Iterator[None]:
     """Say it of the timeline where a file made of it is damaged."""
     try:
         yield

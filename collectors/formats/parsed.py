@@ -139,12 +139,12 @@ def _ties_by_content(name: str, columns: dict[str, Any], order: np.ndarray) -> n
 
 def _places(codes: np.ndarray, values: Sequence[str | None], rows: np.ndarray) -> np.ndarray:
     """Place of each row's text among those of all rows: outer categories first, then by name."""
-    used, place = np.unique(codes[rows], return_inverse=True)
+    used, inverse = np.unique(codes[rows], return_inverse=True)
     texts = [values[code] or "" for code in used.tolist()]
     outer = {text: i for i, text in enumerate(_OUTER_FIRST)}
     ranked = sorted(set(texts), key=lambda t: (outer.get(t, len(outer)), t))
     rank = {text: i for i, text in enumerate(ranked)}
-    return np.array([rank[text] for text in texts], dtype=np.int64)[place]
+    return np.array([rank[text] for text in texts], dtype=np.int64)[inverse]
 
 
 def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:

@@ -107,7 +107,7 @@ _DATABASES = (".sqlite", ".sqlite3", ".rpd", ".db")
 
 
 def _refuse(path: Path, head: bytes) -> None:
-    """Say what is wrong with files that only their tool can read."""
+    """Explain that a file can only be read by the tool that wrote it."""
     name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
     for suffix, command in _EXPORT.items():
         if name.endswith(suffix):

@@ -47,7 +47,7 @@ def by_number(numbers: np.ndarray, names: dict[int, str]) -> Text:
 
 
 def coded(values: Sequence[str | None]) -> Text:
-    """Texts that stand in the rows themselves."""
+    """Encode texts that are stored in the rows themselves."""
     known: dict[str | None, int] = {None: 0}
     codes = np.array([known.setdefault(v, len(known)) for v in values], dtype=np.int32)
     return codes.reshape(-1), [None if v is None else clean(v) for v in known]
@@ -83,8 +83,8 @@ def triples(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> Text:
     code = np.zeros(len(x), dtype=np.int64)
     for column in (x, y, z):
         # Sorting rows of three takes ten times as long as sorting numbers.
-        values, own = np.unique(column, return_inverse=True)
-        _, code = np.unique(code * len(values) + own, return_inverse=True)
+        values, value_code = np.unique(column, return_inverse=True)
+        _, code = np.unique(code * len(values) + value_code, return_inverse=True)
     _, first, codes = np.unique(code, return_index=True, return_inverse=True)
     texts = [
         None if NO_VALUE in row else json.dumps(row)
@@ -112,7 +112,7 @@ def lookup(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def taken(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Values of rows; ``NO_VALUE`` where there is no row."""
+    """Return the values of rows; ``NO_VALUE`` for negative row numbers."""
     if not len(values):
         return np.full(len(rows), NO_VALUE, dtype=np.int64)
     return np.where(rows >= 0, values[np.maximum(rows, 0)], NO_VALUE)
@@ -156,7 +156,7 @@ class _Rows:
         mask: np.ndarray | None = None,
         **columns: Any,
     ) -> None:
-        """Take rows; what has no start or no name is dropped and counted.
+        """Add rows; those without a start or a name are dropped and counted.
 
         Args:
             start_ns, end_ns: as recorded, ``NO_VALUE`` where there is none.
@@ -343,8 +343,8 @@ def _of_process(
     on_device = device["pid"] == pid if len(device["pid"]) else None
     if pid >= 0:
         # Processes number their calls alike; only its own launch its work.
-        own = np.where(host["pid"] == pid, host["correlation_id"], NO_VALUE)
-        host = {**host, "correlation_id": own}
+        own_ids = np.where(host["pid"] == pid, host["correlation_id"], NO_VALUE)
+        host = {**host, "correlation_id": own_ids}
     host_table, _ = sorted_table("host_span", host, host_rows, 0)
     counts: Counter[str] = Counter()
     device = cut_overruns(counts, device, on_device)
@@ -515,7 +515,7 @@ def _closed(host: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replaced(column: Text, rows: np.ndarray, new: Text) -> Text:
-    """A column with other texts in some rows; null keeps what was there."""
+    """Replace texts in some rows of a column; null keeps the original."""
     codes = column[0].copy()
     codes[rows] = np.where(new[0] > 0, new[0] + (len(column[1]) - 1), codes[rows])
     return codes, [*column[1], *new[1][1:]]

@@ -86,7 +86,7 @@ def read(files: Sequence[Path]) -> list[ParsedTrace]:
     if any(t.part in (KERNELS, COPIES) and "Kind" in t.heading for t in tables) or calls:
         recording.tool = "CSV of rocprofv3"
     ordinals = _agents(recording, agents)
-    pids = {int(p) for t in calls for p in np.unique(t.whole("processid", "pid")).tolist()}
+    pids = {int(p) for t in calls for p in np.unique(t.integers("processid", "pid")).tolist()}
     pids -= {NO_VALUE}
     # Kernels of rocprofv3 do not name their process; one recording is of one.
     pid = pids.pop() if len(pids) == 1 else NO_VALUE
@@ -145,7 +145,7 @@ class _Table:
                 return self._columns[self._place[name]]
         return None
 
-    def whole(self, *names: str) -> np.ndarray:
+    def integers(self, *names: str) -> np.ndarray:
         """The same as whole numbers; ``NO_VALUE`` where there is none."""
         cells = self.text(*names)
         if cells is None:
@@ -156,15 +156,15 @@ class _Table:
 def _number(cell: str) -> int:
     try:
         # Python reads 1_000, which no profiler writes.
-        whole = NO_VALUE if "_" in cell else int(cell)
+        number = NO_VALUE if "_" in cell else int(cell)
     except ValueError:
         try:
             # rocprofiler-compute writes decimal numbers.
             value = Decimal(cell)
-            whole = round(value) if value.adjusted() < 20 else NO_VALUE
+            number = round(value) if value.adjusted() < 20 else NO_VALUE
         except (ValueError, ArithmeticError):
             return NO_VALUE
-    return whole if -(2**63) <= whole < 2**63 else NO_VALUE
+    return number if -(2**63) <= number < 2**63 else NO_VALUE
 
 
 _AGENT = re.compile(r"(?:(GPU|Agent|CPU)\s+)?(\d{1,9})", re.IGNORECASE | re.ASCII)
@@ -175,10 +175,10 @@ def _agents(recording: Recording, tables: list[_Table]) -> Ordinals:
     gpus: dict[int, tuple[str, int]] = {}
     for table in tables:
         for node, kind, name, units in zip(
-            table.whole("nodeid").tolist(),
+            table.integers("nodeid").tolist(),
             table.text("agenttype") or (),
             table.text("productname", "name") or [""] * table.count,
-            table.whole("cucount").tolist(),
+            table.integers("cucount").tolist(),
             strict=False,
         ):
             if kind.strip().upper() == "GPU":
@@ -206,33 +206,33 @@ def _device(cells: Sequence[str] | None, count: int, ordinals: Ordinals) -> np.n
 
 
 def _kernels(recording: Recording, table: _Table, ordinals: Ordinals, pid: int) -> None:
-    start = table.whole(*_START)
-    block = [table.whole(f"workgroupsize{axis}") for axis in "xyz"]
-    threads = [table.whole(f"gridsize{axis}") for axis in "xyz"]
+    start = table.integers(*_START)
+    block = [table.integers(f"workgroupsize{axis}") for axis in "xyz"]
+    threads = [table.integers(f"gridsize{axis}") for axis in "xyz"]
     if (block[0] == NO_VALUE).all():
         # rocprof gives the products only; in one dimension the blocks are as many.
-        size = table.whole("wgr", "workgroupsize")
+        size = table.integers("wgr", "workgroupsize")
         one = np.where(size > 0, 1, NO_VALUE)
         block = [size, one, one]
-        threads = [table.whole("grd", "gridsize"), one, one]
-    own = table.whole("pid", "processid")
+        threads = [table.integers("grd", "gridsize"), one, one]
+    process_ids = table.integers("pid", "processid")
     device = _device(table.text("agentid", "gpuid"), table.count, ordinals)
     # A table of counters has a row for each of them.
-    keys = np.stack([table.whole("dispatchid", "index"), device, start], axis=1)
+    keys = np.stack([table.integers("dispatchid", "index"), device, start], axis=1)
     first = np.zeros(len(start), dtype=bool)
     first[np.unique(keys, axis=0, return_index=True)[1]] = True
     recording.device.add(
         start,
-        table.whole(*_END),
+        table.integers(*_END),
         mask=first,
-        pid=np.where(own == NO_VALUE, pid, own),
+        pid=np.where(process_ids == NO_VALUE, pid, process_ids),
         device_id=device,
-        stream_id=streams_or_queues(table.whole("streamid"), table.whole("queueid")),
+        stream_id=streams_or_queues(table.integers("streamid"), table.integers("queueid")),
         kind="kernel",
         name=coded([without_suffixes(cell) or None for cell in table.text("kernelname") or ()]),
         correlation_id=_correlations(table),
-        registers_count=table.whole("vgprcount", "archvgpr"),
-        shared_memory_bytes=table.whole(
+        registers_count=table.integers("vgprcount", "archvgpr"),
+        shared_memory_bytes=table.integers(
             "groupsegmentsize", "ldsblocksize", "lds", "ldsperworkgroup"
         ),
         grid=list(map(blocks_of, threads, block)),
@@ -241,7 +241,7 @@ def _kernels(recording: Recording, table: _Table, ordinals: Ordinals, pid: int) 
 
 
 def _correlations(table: _Table) -> np.ndarray:
-    ids = table.whole("correlationid")
+    ids = table.integers("correlationid")
     # 0 throughout is what the tool writes when it did not trace calls.
     return np.where(ids > 0, ids, NO_VALUE)
 
@@ -255,11 +255,11 @@ def _copies(recording: Recording, table: _Table, ordinals: Ordinals, pid: int) -
         to_host = np.array([d.upper().endswith("TO_HOST") for d in directions], dtype=bool)
         target = np.where(to_host, -1, target)
     recording.device.add(
-        table.whole(*_START),
-        table.whole(*_END),
+        table.integers(*_START),
+        table.integers(*_END),
         pid=pid,
         device_id=np.where(target >= 0, target, source),
-        stream_id=table.whole("streamid"),
+        stream_id=table.integers("streamid"),
         kind="memcpy",
         name=coded([copy_name(d) for d in directions]),
         correlation_id=_correlations(table),
@@ -270,10 +270,10 @@ def _calls(recording: Recording, table: _Table) -> None:
     domains = coded(table.text("domain", "kind") or [""] * table.count)
     category = renamed(domains, api_category)
     recording.host.add(
-        table.whole(*_START),
-        table.whole(*_END),
-        pid=table.whole("processid", "pid"),
-        tid=table.whole("threadid", "tid"),
+        table.integers(*_START),
+        table.integers(*_END),
+        pid=table.integers("processid", "pid"),
+        tid=table.integers("threadid", "tid"),
         category=category,
         name=coded([cell or None for cell in table.text("function") or ()]),
         correlation_id=np.where(is_one_of(category, "annotation"), NO_VALUE, _correlations(table)),

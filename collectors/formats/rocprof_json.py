@@ -228,8 +228,8 @@ def _one(recording: Recording, tool: _Tool, number: int) -> None:
             _kernels(recording, [c.dispatch_data for c in counted], ordinals, symbols, pid)
 
 
-def whole(values: Iterable[Int]) -> np.ndarray:
-    """Whole numbers of 64 bits; what is none is ``NO_VALUE``."""
+def integers(values: Iterable[Int]) -> np.ndarray:
+    """Return 64-bit integers; ``NO_VALUE`` for None and for larger numbers."""
     listed = [NO_VALUE if v is None else v for v in values]
     try:
         return np.array(listed, dtype=np.int64).reshape(-1)
@@ -249,10 +249,10 @@ def _agents(recording: Recording, agents: list[_Agent]) -> Ordinals:
 
 def _spans(records: Sequence[_Record], pid: int) -> dict[str, Any]:
     return {
-        "start_ns": whole(r.start_timestamp for r in records),
-        "end_ns": whole(r.end_timestamp for r in records),
+        "start_ns": integers(r.start_timestamp for r in records),
+        "end_ns": integers(r.end_timestamp for r in records),
         "pid": pid,
-        "correlation_id": whole(r.correlation_id.internal for r in records),
+        "correlation_id": integers(r.correlation_id.internal for r in records),
     }
 
 
@@ -264,33 +264,33 @@ def _kernels(
     pid: int,
 ) -> None:
     infos = [r.dispatch_info for r in records]
-    block = [whole(getattr(i.workgroup_size, axis) for i in infos) for axis in "xyz"]
-    threads = [whole(getattr(i.grid_size, axis) for i in infos) for axis in "xyz"]
-    streams = whole(r.stream_id.handle for r in records)
-    queues = whole(i.queue_id.handle for i in infos)
+    block = [integers(getattr(i.workgroup_size, axis) for i in infos) for axis in "xyz"]
+    threads = [integers(getattr(i.grid_size, axis) for i in infos) for axis in "xyz"]
+    streams = integers(r.stream_id.handle for r in records)
+    queues = integers(i.queue_id.handle for i in infos)
     recording.device.add(
         **_spans(records, pid),
-        device_id=whole(ordinals.get(i.agent_id.handle, -1) for i in infos),
+        device_id=integers(ordinals.get(i.agent_id.handle, -1) for i in infos),
         stream_id=streams if len(np.unique(streams)) > 1 else queues,
         kind="kernel",
-        name=by_number(whole(i.kernel_id for i in infos), symbols),
+        name=by_number(integers(i.kernel_id for i in infos), symbols),
         grid=list(map(blocks_of, threads, block)),
         block=block,
-        shared_memory_bytes=whole(i.group_segment_size for i in infos),
+        shared_memory_bytes=integers(i.group_segment_size for i in infos),
     )
 
 
 def _copies(recording: Recording, tool: _Tool, ordinals: Ordinals, pid: int) -> None:
     records = tool.buffer_records.memory_copy
-    target = whole(ordinals.get(r.dst_agent_id.handle, -1) for r in records)
-    source = whole(ordinals.get(r.src_agent_id.handle, -1) for r in records)
+    target = integers(ordinals.get(r.dst_agent_id.handle, -1) for r in records)
+    source = integers(ordinals.get(r.src_agent_id.handle, -1) for r in records)
     recording.device.add(
         **_spans(records, pid),
         device_id=np.where(target >= 0, target, source),
-        stream_id=whole(r.stream_id.handle for r in records),
+        stream_id=integers(r.stream_id.handle for r in records),
         kind="memcpy",
         name=coded([copy_name(_operation(tool, r) or "unknown") for r in records]),
-        bytes_count=whole(r.bytes for r in records),
+        bytes_count=integers(r.bytes for r in records),
     )
 
 
@@ -316,7 +316,7 @@ def _calls(recording: Recording, tool: _Tool, pid: int) -> None:
             del spans["correlation_id"]
         recording.host.add(
             **spans,
-            tid=whole(r.thread_id for r in records),
+            tid=integers(r.thread_id for r in records),
             category=category,
             name=coded(names),
         )

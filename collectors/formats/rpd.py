@@ -130,9 +130,9 @@ def _operations(
     codes, texts = by_number(number, {n: s for n, s in strings.items() if s})
     # What is still without a name, and copies, are called by what kind of operation they are.
     type_of, kinds = renamed(types, lambda kind: _NAMES.get(kind, kind))
-    own = np.array([t is None for t in texts])[codes] | copy | fill
+    without_text = np.array([t is None for t in texts])[codes] | copy | fill
     name: Text = (
-        np.where(own, type_of + (len(texts) - 1), codes).astype(np.int32),
+        np.where(without_text, type_of + (len(texts) - 1), codes).astype(np.int32),
         [*texts, *kinds[1:]],
     )
     block = [taken(kernels[f"workgroup{axis}"], kernel) for axis in "XYZ"]
@@ -244,8 +244,8 @@ def _only_busy(clocks: list[tuple[int, int, str, float]]) -> int | None:
         return next(iter(low))
     idle = max((high[d] for d in low if high[d] < _IDLE_RATIO * low[d]), default=None)
     busy = [d for d in low if idle is not None and high[d] >= _BUSY_RATIO * idle]
-    others = [d for d in low if high[d] >= _IDLE_RATIO * low[d]]
-    return busy[0] if len(busy) == 1 and others == busy else None
+    active = [d for d in low if high[d] >= _IDLE_RATIO * low[d]]
+    return busy[0] if len(busy) == 1 and active == busy else None
 
 
 def _number(text: str | None) -> float | None:

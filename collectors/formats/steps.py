@@ -61,7 +61,7 @@ class _Marker(NamedTuple):
     rows: np.ndarray
     numbers: list[int]
     time_ns: int
-    beside: bool = False
+    is_outside_training: bool = False
 
 
 def find_steps(
@@ -99,7 +99,7 @@ def find_steps(
         marker.numbers or [*range(len(marker.rows))], first_ns, last_ns, marker.source
     )
     cover_ratio = int(last_ns[-1] - first_ns[0]) / max(end_ns - begin_ns, 1)
-    return steps, [_said(spans, marker, source, cover_ratio)]
+    return steps, [_describe(spans, marker, source, cover_ratio)]
 
 
 def _profiler_steps(spans: _Spans) -> dict[int, int]:
@@ -115,7 +115,7 @@ def _profiler_steps(spans: _Spans) -> dict[int, int]:
     return rows
 
 
-def _said(spans: _Spans, marker: _Marker, source: str, cover_ratio: float) -> Finding:
+def _describe(spans: _Spans, marker: _Marker, source: str, cover_ratio: float) -> Finding:
     """Say what marks the steps, and why."""
     count, codes = len(marker.rows), spans.code[marker.rows]
     name = f"{spans.names[codes[0]]}{' …' if (codes != codes[0]).any() else ''}"
@@ -135,8 +135,8 @@ def _spans(host: pa.Table, pid: int | None) -> _Spans:
     names, category = host["name"].combine_chunks(), host["category"].combine_chunks()
     kinds = to_numpy(category.indices, -1), category.dictionary.to_pylist()
     rows = np.flatnonzero(is_one_of(kinds, "annotation", "cpu_op"))
-    own = rows[to_numpy(host["pid"])[rows] == pid] if pid is not None else rows
-    rows = own if len(own) else rows
+    of_process = rows[to_numpy(host["pid"])[rows] == pid] if pid is not None else rows
+    rows = of_process if len(of_process) else rows
     start = to_numpy(host["start_ns"])[rows]
     return _Spans(
         names.dictionary.to_pylist(),
@@ -152,7 +152,7 @@ def _marker(spans: _Spans, whole_ns: int) -> _Marker | None:
     least_ns = _LEAST_COVER * whole_ns
     ranges = [m for m in _ranges(spans) if len(m.rows) > 1 or m.time_ns >= least_ns]
     calls = [m for m in _calls(spans) if len(m.rows) > 1]
-    trained = [m for m in ranges if not m.beside]
+    trained = [m for m in ranges if not m.is_outside_training]
     if trained or any(m.source != "loader" for m in calls):
         ranges = trained
     several = [m for m in ranges if len(m.rows) > 1]
@@ -190,12 +190,12 @@ def _ranges(spans: _Spans) -> Iterator[_Marker]:
         groups.setdefault(kinds[int(spans.code[row])][0], []).append(row)
     for kind, members in groups.items():
         rows = _apart(members, spans)
-        found = (kinds[int(code)][1] for code in spans.code[rows])
-        numbers = [number for number in found if number is not None]
+        parsed = (kinds[int(code)][1] for code in spans.code[rows])
+        numbers = [number for number in parsed if number is not None]
         numbers = numbers if len({*numbers}) == len(rows) else []
         time_ns = int((spans.end - spans.start)[rows].sum())
-        beside = bool(_BESIDE.search(kind))
-        yield _Marker("range" if numbers else "annotation", rows, numbers, time_ns, beside)
+        outside = bool(_BESIDE.search(kind))
+        yield _Marker("range" if numbers else "annotation", rows, numbers, time_ns, outside)
 
 
 def _calls(spans: _Spans) -> Iterator[_Marker]:

@@ -137,9 +137,9 @@ def _is_energy_log(heading: list[str]) -> bool:
 def _is_log(columns: list[tuple[str, str | None]]) -> bool:
     return (
         any(name in _TIME_NAMES for name, _ in columns)
-        and any(_place(name) for name, _ in columns)
+        and any(_column_of(name) for name, _ in columns)
         # nvidia-smi's names tell its log, also of one device without a column that says so.
-        and any(name in _DEVICE_NAMES or ("." in name and _place(name)) for name, _ in columns)
+        and any(name in _DEVICE_NAMES or ("." in name and _column_of(name)) for name, _ in columns)
     )
 
 
@@ -157,7 +157,7 @@ def _plain(heading: str) -> tuple[str, str | None]:
     return name, None
 
 
-def _place(name: str) -> tuple[str, str] | None:
+def _column_of(name: str) -> tuple[str, str] | None:
     for pattern, table, column in _COLUMNS:
         if pattern.fullmatch(name):
             return table, column
@@ -233,7 +233,7 @@ def _energy_log(content: Iterable[str], heading: list[str]) -> TelemetryLog:
 
 
 def _decimal(text: str) -> str | None:
-    """A number that is no energy or time of this world is none."""
+    """Parse a number; None if it is not a plausible energy or time."""
     try:
         value = nan if "_" in text else float(text)
     except ValueError:
@@ -321,8 +321,8 @@ class _Rows:
     def add(self, cells: list[str]) -> None:
         """Take a row, or count it as one that cannot be read."""
         # Some loggers leave out what a device does not tell, at the end of the row.
-        whole = max(self._time, self._device) < len(cells) <= self._width
-        moment = _time_ns(cells[self._time], self._zone) if whole else None
+        is_complete = max(self._time, self._device) < len(cells) <= self._width
+        moment = _time_ns(cells[self._time], self._zone) if is_complete else None
         device = None
         if moment is not None:
             device = 0 if self._device < 0 else _device(cells[self._device], self._uuids)
@@ -354,16 +354,16 @@ def _placed(
     """(table, column, unit) of each column of a log that is read; the first of several alike."""
     placed: dict[int, tuple[str, str, str | None]] = {}
     for i, (name, unit) in enumerate(columns):
-        place = _place(name) if i not in taken else None
+        target = _column_of(name) if i not in taken else None
         # A number of another unit is another number: temperatures in K, sizes in pages.
-        if place is not None and unit is not None:
+        if target is not None and unit is not None:
             measured = _UNITS.get(unit, ("",))[0]
-            place = place if measured == place[1].rpartition("_")[2] else None
-        earlier = next((at for at, known in placed.items() if known[:2] == place), None)
+            target = target if measured == target[1].rpartition("_")[2] else None
+        earlier = next((at for at, known in placed.items() if known[:2] == target), None)
         if earlier is not None and name == _INSTANT:
             del placed[earlier]
-        if place is not None and (earlier is None or name == _INSTANT):
-            placed[i] = (*place, unit)
+        if target is not None and (earlier is None or name == _INSTANT):
+            placed[i] = (*target, unit)
     return placed
 
 
@@ -393,7 +393,7 @@ def _device(cell: str, uuids: dict[str, int]) -> int | None:
 
 
 def _value(cell: str, column: str, unit: str | None) -> Any:
-    """A cell in the column's unit; None for what stands for nothing."""
+    """Parse a cell in its column's unit; None if it is a placeholder for a missing value."""
     # rocm-smi writes clocks in brackets: (1321Mhz).
     text = cell.strip().strip("()").lower()
     if text in _ABSENT:
@@ -429,7 +429,7 @@ _BEYOND = 1 << 63
 
 
 def _time_ns(cell: str, zone: tzinfo | None) -> tuple[int, bool] | None:
-    """(Unix time, whether the text names its zone); None for what is no time of 1970 to 2262."""
+    """Parse (Unix time, whether the text names its zone); None outside 1970 to 2262."""
     text = cell.strip()
     number = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,9})[0-9]*)?", text)
     if number:

@@ -138,13 +138,13 @@ def _pieces(
 
 
 def _of_zstd(file: BinaryIO, begun: bytes, check: Callable[[int], None]) -> Iterator[bytes]:
-    """Unpack what was read of a file and what follows; ``check`` is told how much it is so far."""
+    """Decompress the bytes already read and the rest; ``check`` gets the size so far."""
     import pyarrow as pa
 
-    whole = _Stream(itertools.chain([begun], iter(lambda: file.read(_READ_TEXT_BYTES), b"")))
+    stream_bytes = _Stream(itertools.chain([begun], iter(lambda: file.read(_READ_TEXT_BYTES), b"")))
     unpacked_bytes = 0
     try:
-        with pa.CompressedInputStream(pa.PythonFile(whole, mode="r"), "zstd") as stream:
+        with pa.CompressedInputStream(pa.PythonFile(stream_bytes, mode="r"), "zstd") as stream:
             while text := stream.read(_PIECE_BYTES):
                 unpacked_bytes += len(text)
                 check(unpacked_bytes)
@@ -192,7 +192,7 @@ class _Stream(io.RawIOBase):
 
 
 def cells_of(text: str) -> list[str]:
-    """Return the cells of the first line of a text; none for what is no CSV."""
+    """Return the cells of a text's first line; none if it is not CSV."""
     try:
         return next(csv.reader(text.splitlines()[:1], skipinitialspace=True), [])
     except csv.Error:

@@ -169,10 +169,10 @@ def _cgroup_folders(
     else:
         return []
     for line in mounts:
-        left, _, right = line.partition(" - ")
+        mount_fields, _, right = line.partition(" - ")
         kind, _source, options = right.split(" ", 2)
         if kind == "cgroup2" if version == 2 else kind == "cgroup" and "cpu" in options.split(","):
-            mount_root, mount_point = left.split(" ")[3:5]
+            mount_root, mount_point = mount_fields.split(" ")[3:5]
             break
     else:
         return []
@@ -180,10 +180,10 @@ def _cgroup_folders(
     if mount_root != "/" and (path + "/").startswith(mount_root.rstrip("/") + "/"):
         path = path[len(mount_root) :]
     top = root / mount_point.lstrip("/")
-    own = top / path.strip("/")
-    if ".." in path or not own.is_dir():
-        own = top
-    folders = [own]
+    own_folder = top / path.strip("/")
+    if ".." in path or not own_folder.is_dir():
+        own_folder = top
+    folders = [own_folder]
     while folders[-1] != top:
         folders.append(folders[-1].parent)
     return folders

@@ -187,10 +187,10 @@ class RaplSource(FileSource):
         reasons: list[str] = []
         for folder in sorted(powercap.glob("*-rapl:*")):
             try:
-                own = (folder / "name").read_text().strip()
+                zone_name = (folder / "name").read_text().strip()
                 parent = folder.name.rpartition(":")[0]
                 above = powercap / parent / "name"
-                name = f"{above.read_text().strip()}/{own}" if above.is_file() else own
+                name = f"{above.read_text().strip()}/{zone_name}" if above.is_file() else zone_name
                 self._domains.append(_Domain(self.keep(folder / "energy_uj"), folder, name))
             except (OSError, CollectorUnavailable) as exc:
                 denied = str(exc).endswith(os.strerror(errno.EACCES))

@@ -236,10 +236,10 @@ class RankSource(RankWatcher):
                 self._children.setdefault(rank, {})[pid] = child
 
     def _ancestor(self, pid: int, rank_of: dict[int, int]) -> int | None:
-        seen = 0
+        depth = 0
         while pid not in rank_of:
             pid = self._parents.get(pid, 0)
-            seen += 1
-            if pid <= 1 or seen > 64:
+            depth += 1
+            if pid <= 1 or depth > 64:
                 return None
         return rank_of[pid]

@@ -46,7 +46,7 @@ class RankWatcher(FileSource):
         """Rank → its process."""
 
     def look(self, now_ns: int) -> None:
-        """Find new ranks, and what is new in them, unless it is too soon."""
+        """Find new ranks, and changes in their processes, unless it is too soon."""
         if not self._scan.due(now_ns):
             return
         # CPU time: on a busy machine a look may take long because others run in the middle of it.
@@ -89,10 +89,10 @@ class RankWatcher(FileSource):
         """Begin to watch a rank's process."""
 
     def _look_within(self) -> None:
-        """Find what is new in the processes that are watched."""
+        """Find changes in the watched processes."""
 
     def _forget(self, rank: int) -> None:
-        """Close what is open of a rank, if anything is."""
+        """Close a rank's open files, if any."""
 
     def close(self) -> None:
         for rank in self._pids:

@@ -129,7 +129,7 @@ _EVENT_THREADS = 32
 
 
 def open_event(kind: int, number: int, tid: int) -> int:
-    """A descriptor that counts one event of a thread and of what it starts from now on.
+    """Open a descriptor that counts one event of a thread and of its future children.
 
     Where the kernel does not let a user see itself, only what runs outside of the kernel counts.
 

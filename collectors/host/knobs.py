@@ -13,13 +13,13 @@ _POLICIES = "devices/system/cpu/cpufreq"
 def knobs(what: What, root: str) -> list[Knob]:  # noqa: ARG001 - as every vendor's
     """Return the clock of each cpufreq policy, a policy being the cores that share a clock."""
     folder = Path(root) / _POLICIES
-    found = sorted(folder.glob("policy[0-9]*"), key=lambda path: int(path.name[6:]))
-    if not found:
+    policies = sorted(folder.glob("policy[0-9]*"), key=lambda path: int(path.name[6:]))
+    if not policies:
         raise CollectorUnavailable(
             f"{folder}: no cpufreq policy; this kernel, or the virtual machine's host, does not "
             "let clocks be set"
         )
-    return [_knob(policy) for policy in found]
+    return [_knob(policy) for policy in policies]
 
 
 def _knob(policy: Path) -> Knob:
@@ -51,7 +51,7 @@ def put(knob: Knob, number: int) -> None:
 
 
 def undo(knob: Knob) -> None:
-    """Bring back the limits that were before."""
+    """Restore the previous limits."""
     _limit(knob, knob.before["min_khz"], knob.before["max_khz"])
 
 

@@ -116,7 +116,7 @@ class Field(NamedTuple):
     unit: Unit = Unit()
     scope: int = 0
     """A bare field of a link would mean link 0 alone."""
-    others: tuple[Field, ...] = ()
+    alternatives: tuple[Field, ...] = ()
     """Fields in place of this one on other devices; or, with ``summed``, beside it."""
     summed: bool = False
 
@@ -159,7 +159,7 @@ _FIELDS = (
     Field(
         "link_error_count",
         pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
-        others=(
+        alternatives=(
             Field("link_error_count", pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
             Field("link_error_count", pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL),
         ),
@@ -304,7 +304,7 @@ class CounterSource(_NvmlSource):
 
 
 def _fields(device: nvml.NvmlDevice, fields: list[Field]) -> nvml.Fields:
-    alike = [one for field in fields for one in (field, *field.others)]
+    alike = [one for field in fields for one in (field, *field.alternatives)]
     return nvml.Fields(device, [(one.field_id, one.scope, one.unit) for one in alike])
 
 
@@ -314,8 +314,8 @@ def _values(fields: list[Field], read: nvml.Fields) -> list[Reading]:
     columns: list[Reading] = []
     at = 0
     for field in fields:
-        if field.others:
-            alike = values[at : at + 1 + len(field.others)]
+        if field.alternatives:
+            alike = values[at : at + 1 + len(field.alternatives)]
             columns.append(_sum_of(alike) if field.summed else _first_of(alike))
             at += len(alike)
         else:
@@ -325,9 +325,9 @@ def _values(fields: list[Field], read: nvml.Fields) -> list[Reading]:
 
 
 def _first_of(values: list[Reading]) -> Reading:
-    """Return the first value that is no refusal, else the first refusal."""
-    told = (value for value in values if not isinstance(value, DriverError))
-    return next(told, values[0])
+    """Return the first accepted value, else the first refusal."""
+    accepted = (value for value in values if not isinstance(value, DriverError))
+    return next(accepted, values[0])
 
 
 def _sum_of(values: list[Reading]) -> Reading:
@@ -477,7 +477,7 @@ class BufferedSource(_NvmlSource):
             reader.add(Getter(quantity, quantity, since))
 
     def _since(self, device: nvml.NvmlDevice, quantity: str) -> list[tuple[int, float]]:
-        """Return (time in µs, value) of what is new since the last call."""
+        """Return (time in µs, value) of the samples since the last call."""
         kind, unit = _BUFFERS[quantity]
         key = (device.index, quantity)
         seen_us = self._seen_us.get(key, 0)

@@ -1,4 +1,4 @@
-"""The sampler's loop: reads what is due, flushes rows and status, goes on where a call blocks."""
+"""The sampler's loop: takes due readings, writes rows and status, survives blocked calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reader:
         self._ticks = 0
 
     def sample(self, rows: Sampler) -> Part | None:
-        """Take what is due; return a part that blocked until another thread took over."""
+        """Take the due readings; return a part that blocked until another thread took over."""
         clock = rows.clock
         tick_ns = clock.monotonic_ns()
         parts = [part for part in self.parts if part.live and not part.alone]
@@ -277,7 +277,7 @@ class Sampler:
         """Time and CPU time at the last look at its share of a core."""
 
     def run(self) -> SamplerStatus:
-        """Sample until told to stop; what was read is on disk when it returns."""
+        """Sample until told to stop; on return all readings are on disk."""
         self._work()
         self._ended.wait()
         if self._error is not None:
@@ -354,7 +354,7 @@ class Sampler:
         self._ended.set()
 
     def _loop(self) -> tuple[Reader, Part] | None:
-        """Read what is due, again and again; what blocked, or None when told to stop."""
+        """Take due readings until one blocks, which is returned, or None when told to stop."""
         clock = self.clock
         while True:
             deadlines = [r.deadline_ns for r in self._readers if r.live]

@@ -127,7 +127,7 @@ class SamplerProcess:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        forced = left = False
+        forced = abandoned = False
         if process.poll() is None:
             # Words, not just the end of the file: a forked data loader worker may hold a copy of
             # this end of the pipe. It may have died just now.
@@ -141,7 +141,7 @@ class SamplerProcess:
                 try:
                     process.wait(_KILL_S)
                 except subprocess.TimeoutExpired:
-                    left = True
+                    abandoned = True
         process.stdin.close()
         process.stdout.close()
         status = self.status()
@@ -152,7 +152,7 @@ class SamplerProcess:
             ended = f"signal {-code}" if killed else f"exit code {code}: {self._last_words()}"
             status.error = (
                 f"the sampler did not stop within {timeout_s:g} s and was killed"
-                + ("; it hangs in the kernel and was abandoned" if left else "")
+                + ("; it hangs in the kernel and was abandoned" if abandoned else "")
                 if forced
                 else f"the sampler process died ({ended})"
             )

@@ -110,7 +110,7 @@ class Quantiles:
         self._total = 0
 
     def add(self, value: int) -> None:
-        """Count a value; what is negative counts as 0."""
+        """Count a value; negative values count as 0."""
         value = max(value, 0)
         shift = max(value.bit_length() - 5, 0)
         key = (shift << 6) | (value >> shift)
@@ -122,13 +122,13 @@ class Quantiles:
         if not self._total:
             return None
         wanted = ratio * self._total
-        seen = 0
+        cumulative = 0
         last = 0
         for key in sorted(self._counts):
-            seen += self._counts[key]
+            cumulative += self._counts[key]
             shift, mantissa = key >> 6, key & 63
             last = (mantissa << shift) + ((1 << shift) >> 1)
-            if seen >= wanted:
+            if cumulative >= wanted:
                 break
         return last
 

@@ -102,10 +102,10 @@ def _instructions() -> dict[int, Any]:
         known[code] = partial(_Machine._refuse, name=instruction.name)
         if instruction.name in _PLAIN.split():
             known[code] = pickle._Unpickler.dispatch[code]
-    own = {"u": _Machine._set_items, "s": _Machine._set_item, "d": _Machine._make_dict}
+    implemented = {"u": _Machine._set_items, "s": _Machine._set_item, "d": _Machine._make_dict}
     texts = {0x8C: "<B", ord("X"): "<I", 0x8D: "<Q"}
     known |= {code: partial(_Machine._text, layout=layout) for code, layout in texts.items()}
-    return known | {ord(code): method for code, method in own.items()}
+    return known | {ord(code): method for code, method in implemented.items()}
 
 
 _Machine.dispatch = _instructions()

@@ -85,7 +85,7 @@ def _check_count(count: int, most: int, where: str, what: str) -> None:
         raise InputError(f"{where}: a snapshot of {count} {what}{why}; expected at most {most}")
 
 
-def _whole(value: Any, *, most: int = 1 << 63) -> int | None:
+def _integer(value: Any, *, most: int = 1 << 63) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     # Addresses are unsigned: the highest bit is kept as a sign.
@@ -122,7 +122,7 @@ class _Stacks(dict[int, "str | None"]):
             # Most frames of C++ name no file; they hide the ones that do.
             named = [f for f in known if _text(f.get("filename")) not in (None, "??")]
             lines = [
-                f"{_text(f.get('filename')) or '??'}:{_whole(f.get('line')) or 0}: "
+                f"{_text(f.get('filename')) or '??'}:{_integer(f.get('line')) or 0}: "
                 f"{_text(f.get('name')) or '??'}"
                 for f in (named or known)[:_MOST_FRAMES]
             ]
@@ -141,14 +141,14 @@ class _Stacks(dict[int, "str | None"]):
 
 def _segment(segment: dict[Any, Any]) -> dict[str, Any]:
     return {
-        "device_id": _whole(segment.get("device"), most=1 << 31) or 0,
-        "address_id": _whole(segment.get("address")),
-        "stream_id": _whole(segment.get("stream")),
+        "device_id": _integer(segment.get("device"), most=1 << 31) or 0,
+        "address_id": _integer(segment.get("address")),
+        "stream_id": _integer(segment.get("stream")),
         "kind": _text(segment.get("segment_type")),
-        "total_bytes": _whole(segment.get("total_size")),
-        "allocated_bytes": _whole(segment.get("allocated_size")),
-        "active_bytes": _whole(segment.get("active_size")),
-        "requested_bytes": _whole(segment.get("requested_size")),
+        "total_bytes": _integer(segment.get("total_size")),
+        "allocated_bytes": _integer(segment.get("allocated_size")),
+        "active_bytes": _integer(segment.get("active_size")),
+        "requested_bytes": _integer(segment.get("requested_size")),
         "expandable": segment.get("is_expandable") is True,
     }
 
@@ -159,21 +159,21 @@ def _blocks(
     rows = []
     at = segment["address_id"]
     for block in blocks:
-        size = _whole(block.get("size"))
-        own = _whole(block.get("address"))
+        size = _integer(block.get("size"))
+        address = _integer(block.get("address"))
         rows.append(
             {
                 "device_id": segment["device_id"],
                 "segment_address_id": segment["address_id"],
                 # Snapshots before torch 2.1 give sizes only: blocks follow one another.
-                "address_id": own if own is not None else at,
+                "address_id": address if address is not None else at,
                 "size_bytes": size,
-                "requested_bytes": _whole(block.get("requested_size")),
+                "requested_bytes": _integer(block.get("requested_size")),
                 "state": _text(block.get("state")),
                 "frames": stacks.of(block.get("frames")),
             }
         )
-        at = _whole(at + size) if at is not None and size is not None else None
+        at = _integer(at + size) if at is not None and size is not None else None
     return rows
 
 
@@ -187,8 +187,8 @@ def _events(
     rows = []
     for entry in reversed(entries):
         action = _text(entry.get("action"))
-        size = _whole(entry.get("size")) or 0
-        time_us = _whole(entry.get("time_us"), most=1 << 52)
+        size = _integer(entry.get("size")) or 0
+        time_us = _integer(entry.get("time_us"), most=1 << 52)
         if action is None:
             continue
         if not -_MOST_BYTES < allocated < _MOST_BYTES or not -_MOST_BYTES < reserved < _MOST_BYTES:
@@ -199,12 +199,12 @@ def _events(
                     "time_ns": time_us * 1000,
                     "device_id": device,
                     "action": action,
-                    "address_id": _whole(entry.get("addr")),
+                    "address_id": _integer(entry.get("addr")),
                     "size_bytes": size,
-                    "stream_id": _whole(entry.get("stream")),
+                    "stream_id": _integer(entry.get("stream")),
                     "allocated_bytes": allocated if allocated >= 0 else None,
                     "reserved_bytes": reserved if reserved >= 0 else None,
-                    "device_free_bytes": _whole(entry.get("device_free"), most=_MOST_BYTES),
+                    "device_free_bytes": _integer(entry.get("device_free"), most=_MOST_BYTES),
                     "frames": stacks.of(entry.get("frames")),
                 }
             )

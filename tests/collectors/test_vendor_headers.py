@@ -149,7 +149,7 @@ def fields() -> list[tuple[str, nvml_sources.Field]]:
     return [
         (name, one)
         for field in nvml_sources._FIELDS
-        for name, one in zip(FIELDS[field.column], (field, *field.others), strict=True)
+        for name, one in zip(FIELDS[field.column], (field, *field.alternatives), strict=True)
     ]
 
 

@@ -253,7 +253,7 @@ def _collectives(reader: FileReader, host_rows: np.ndarray, device_rows: np.ndar
     readers = [(f.name, integer if f.type == pa.int64() else text_of) for f in fields]
     return table_of_rows(
         "collective",
-        [(*place, *(read(getattr(a, name)) for name, read in readers)) for *place, a in rows],
+        [(*position, *(read(getattr(a, name)) for name, read in readers)) for *position, a in rows],
     )
 
 
@@ -322,8 +322,8 @@ def _devices(header: Header) -> list[Device]:
 
 
 def _positive(value: Any) -> int | None:
-    whole = integer(value)
-    return whole if whole is not None and 0 < whole <= NUMBER_MOST else None
+    number = integer(value)
+    return number if number is not None and 0 < number <= NUMBER_MOST else None
 
 
 def _environment(header: Header, info: dict[str, Any]) -> dict[str, str]:

@@ -66,7 +66,7 @@ _decode_document = msgspec.json.Decoder(Document).decode
 
 
 def decode(path: Path, text: bytes) -> tuple[Scanned, list[Finding]]:
-    """Read JSON text, and say what was damaged.
+    """Decode JSON text and report damage.
 
     Raises:
         InputError: it is no trace, or takes more memory than there is.
@@ -131,7 +131,7 @@ def _scanned(header: Header, events: Sequence[Event], counters: list[CounterEven
     )
     ids = scanned.ids
     rows: list[list[tuple[int, int, Event]]] = [[] for _ in GROUPS]
-    for place, event in enumerate(_paired(events, scanned)):
+    for position, event in enumerate(_paired(events, scanned)):
         target = _target(event, scanned)
         if target.group == SKIPPED and event.ph != "M":
             continue
@@ -144,7 +144,7 @@ def _scanned(header: Header, events: Sequence[Event], counters: list[CounterEven
         group = rows[target.group]
         if target.has_collectives and event.args is not None and event.args.collective is not None:
             scanned.collectives.append((target.group, len(group), event.args))
-        group.append((place, target.code, event))
+        group.append((position, target.code, event))
     names, texts = _Interner(), _Interner()
     scanned.groups = [_columns(i, group, scanned, names, texts) for i, group in enumerate(rows)]
     scanned.names = [clean(str(name)) for name in names]
@@ -238,7 +238,7 @@ def _columns(
         _integers(0 if e.name is None else names[e.name] for e in events),
         _integers(code for _, code, _ in rows),
         flags,
-        _integers(place for place, _, _ in rows),
+        _integers(position for position, _, _ in rows),
     ]
     for column, key in GROUPS[group].ints.items():
         values = [getattr(a, ARGUMENTS[key].name) for a in args]

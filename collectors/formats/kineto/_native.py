@@ -64,7 +64,7 @@ _decode_header = msgspec.json.Decoder(Header).decode
 
 
 def new_scanner(state: int = 0) -> Scanner:
-    """Make a scanner of a text, or of what comes where another one stands in it."""
+    """Make a scanner of a text, or one that continues from another scanner's state."""
     number_of = {key: i for i, key in enumerate(ARGUMENTS)}
     return Scanner(
         args=tuple(
@@ -161,7 +161,7 @@ class _Text:
         """
         if self._events_count + section.scanner.events_count > _MOST_EVENTS:
             raise ValueError("more events than are counted here")
-        text, columns, *codes, (categories, seen), without = section.scanner.finish(is_part)
+        text, columns, *codes, (categories, counts), without = section.scanner.finish(is_part)
         block = [[np.asarray(column) for column in group] for group in columns]
         self._number(block, *codes)
         self._events_count += section.scanner.events_count
@@ -170,7 +170,7 @@ class _Text:
         self._metadata += section.metadata
         self._counters += section.counters
         unknown = [category.decode() for category in categories[len(_KNOWN) :]]
-        times = np.asarray(seen)[len(_KNOWN) :].tolist()
+        times = np.asarray(counts)[len(_KNOWN) :].tolist()
         self._unknown.update(dict(zip(unknown, times, strict=True)))
         self._counts += section.counts
         self._counts["event.without_category"] += without
@@ -243,8 +243,8 @@ def stacked(blocks: list[tuple[Columns, Marked]]) -> tuple[Columns, Marked]:
         return blocks[0]
     marked: Marked = []
     first = [0] * len(GROUPS)
-    for block, own in blocks:
-        marked += [(group, row + first[group], args) for group, row, args in own]
+    for block, block_marked in blocks:
+        marked += [(group, row + first[group], args) for group, row, args in block_marked]
         first = [n + len(group[0]) for n, group in zip(first, block, strict=True)]
     columns: Columns = []
     for group in range(len(GROUPS) if blocks else 0):

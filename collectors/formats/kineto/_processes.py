@@ -53,7 +53,7 @@ class Part:
 def parts_of_file(
     path: Path, reader: FileReader, host: dict[str, Any], device: dict[str, Any]
 ) -> tuple[list[Part], list[Finding]]:
-    """The ranks in a file, in order of rank or of process id, and what is in doubt about them."""
+    """Return a file's ranks, in order of rank or process id, and findings about doubtful ones."""
     pids = host["pid"]
     has_device = len(device["start_ns"]) > 0
     launches = is_one_of(host["category"], "runtime", "driver")

@@ -98,12 +98,12 @@ class FileReader:
         self.counters = self._counters(scanned.counters)
         base = self.header.baseTimeNanoseconds
         if base is not None and base_of(self.header) is None and base != 0:
-            shown = repr(base)
+            base_text = repr(base)
             add_finding(
                 self.findings,
                 "trace.base_time",
                 f"{path.name}: baseTimeNanoseconds is "
-                f"{shown if len(shown) <= 40 else shown[:39] + '…'}, expected Unix "
+                f"{base_text if len(base_text) <= 40 else base_text[:39] + '…'}, expected Unix "
                 "nanoseconds; times are taken without it",
             )
 
@@ -112,10 +112,10 @@ class FileReader:
     ) -> Rows:
         """Return the usable rows of a group; those that are not are counted."""
         ok, columns = usable(self.counts, self.base_ns, group, columns)
-        start, dur, pid, tid, name, code, _, place, *own = columns
+        start, dur, pid, tid, name, code, _, position, *group_columns = columns
         every = {"start_ns": start, "dur_ns": dur, "pid": pid, "tid": tid, "name": name}
-        every |= {"code": code, "place": place}
-        every |= zip((*GROUPS[group].ints, *GROUPS[group].texts), own, strict=True)
+        every |= {"code": code, "place": position}
+        every |= zip((*GROUPS[group].ints, *GROUPS[group].texts), group_columns, strict=True)
         if not ok.all():
             moved = np.cumsum(ok) - 1
             collectives = [(int(moved[row]), args) for row, args in collectives if ok[row]]
@@ -184,7 +184,7 @@ def usable(
         group: of the rows.
         columns: of the group, as :class:`Scanned` has them.
     """
-    start, dur, pid, tid, name, code, flags, place, *own = columns
+    start, dur, pid, tid, name, code, flags, position, *group_columns = columns
     ok = usable_starts(counts, base_ns, start, flags & WITHOUT_TS == 0, flags & IN_NS != 0)
     if group == DEVICE:
         lost = ok & np.isin(start, (0, -base_ns)) & (dur == 0)
@@ -199,7 +199,7 @@ def usable(
             dur_ok=flags & (WITHOUT_DUR | OVERFLOWING_DUR) == 0,
             missing=flags & WITHOUT_DUR != 0,
         )
-    return ok, [start, dur, pid, tid, name, code, np.zeros_like(flags), place, *own]
+    return ok, [start, dur, pid, tid, name, code, np.zeros_like(flags), position, *group_columns]
 
 
 def _with_device(rows: Rows) -> Rows:

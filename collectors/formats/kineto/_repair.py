@@ -100,7 +100,7 @@ class _Documents:
     """Description of what was found instead of a trace."""
 
     def read(self, source: str) -> None:
-        """Read one document after the other, up to what is no JSON."""
+        """Read one document after the other, up to the first invalid JSON."""
         at = skip(source, 0)
         while at < len(source):
             try:

@@ -36,7 +36,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 
 @dataclass
 class Section:
-    """A scanner with what it showed of its part of the text.
+    """A scanner with the results from its part of the text.
 
     Attributes:
         metadata, counters, collectives: events that are decoded here.
@@ -139,13 +139,13 @@ def _beside_each_other(
     threads: int,
 ) -> Iterator[Section]:
     def scanned(text: list[bytes], state: int) -> Section | None:
-        own = Section(new_scanner(state))
+        last = Section(new_scanner(state))
         try:
             for piece in text:
-                own.feed(piece)
+                last.feed(piece)
         except ValueError:  # it does not begin where that was guessed, or is damaged
             return None
-        return own
+        return last
 
     texts = _cut(content)
     for piece in next(texts):

@@ -98,7 +98,7 @@ def fix_event(event: str) -> tuple[str, str]:
     def known(token: str) -> str:
         return token if token[0] in '",' else "null"
 
-    def whole(token: str) -> str:
+    def valid_token(token: str) -> str:
         if token[0] == '"':
             closed = len(token) > 1 and token[-1] == '"'
             return f'"{_escaped(token[1:-1])}"' if closed else token
@@ -108,7 +108,7 @@ def fix_event(event: str) -> tuple[str, str]:
         return text, "trace.nan"
     for quoted in (_NAME, _TEXT):
         text = _requoted(event, *quoted)
-        if _length_of(text := _with_tokens(text, whole)) == len(text):
+        if _length_of(text := _with_tokens(text, valid_token)) == len(text):
             return text, "event.repaired"
     return "{}", "event.not_json"
 
@@ -117,8 +117,8 @@ def _with_tokens(event: str, changed: Callable[[str], str]) -> str:
     """Replace strings, numbers that JSON has not, and commas before nothing."""
     parts: list[str] = []
     position = 0
-    while (found := _TOKEN.search(event, position)) is not None:
-        token = found if found[0] != '"' else _STRING.match(event, found.start()) or found
+    while (match := _TOKEN.search(event, position)) is not None:
+        token = match if match[0] != '"' else _STRING.match(event, match.start()) or match
         parts += [event[position : token.start()], changed(token[0])]
         position = token.end()
     return "".join(parts) + event[position:]

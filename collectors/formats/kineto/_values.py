@@ -1,4 +1,4 @@
-"""Numbers, times, ids and texts of a trace, from what it wrote.
+"""Parsers for the numbers, times, ids and texts of a trace.
 
 Time: ``ts`` and ``dur`` are microseconds with up to three decimals (integers until 2024). They
 become integer nanoseconds before anything is added to them: float64 holds the sum with
@@ -54,7 +54,7 @@ class Ids(dict[Any, int]):
 
 
 def base_of(header: Header) -> int | None:
-    """Return what is to be added to every recorded time, in ns; None when it is not recorded."""
+    """Return the offset of all recorded times, in ns; None if the trace does not have it."""
     base_ns = integer(header.baseTimeNanoseconds)
     return base_ns if base_ns is not None and 0 < base_ns < LAST_NS else None
 
@@ -87,12 +87,12 @@ def note_name(names: Names, ids: Ids, event: Event) -> None:
 
 
 def ints(values: list[Any]) -> np.ndarray:
-    """Recorded integers; strings are parsed, what is no number becomes ``NO_VALUE``."""
-    whole = np.array([NO_VALUE if v is None else v for v in values])
-    if whole.dtype != np.int64:
+    """Return recorded integers; strings are parsed, other values become ``NO_VALUE``."""
+    numbers = np.array([NO_VALUE if v is None else v for v in values])
+    if numbers.dtype != np.int64:
         parsed = (integer(v) for v in values)
-        whole = np.array([NO_VALUE if v is None else v for v in parsed], dtype=np.int64)
-    return whole
+        numbers = np.array([NO_VALUE if v is None else v for v in parsed], dtype=np.int64)
+    return numbers
 
 
 def unsigned(ids: np.ndarray) -> np.ndarray:
@@ -139,15 +139,15 @@ def _plain_ns(digits: list[msgspec.Raw], unit: float | np.ndarray) -> np.ndarray
         return None
     if largest >= (9.2e15 if times.dtype == np.int64 else _EXACT_FLOAT_US):
         return None
-    whole = times.astype(np.int64)
-    plain: np.ndarray = whole * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    whole_us = times.astype(np.int64)
+    plain: np.ndarray = whole_us * 1000 + np.rint((times - whole_us) * 1000).astype(np.int64)
     return plain
 
 
 def to_ns(
     digits: list[msgspec.Raw], unit: float | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Recorded times → (integer ns, usable, recorded in ns); what is not usable is 0.
+    """Return (integer ns, usable, recorded in ns) of recorded times; unusable ones are 0.
 
     Args:
         digits: as they were written.

@@ -195,8 +195,8 @@ class _Rows:
         start, dur = device[_START], device[_DUR]
         ok = (device[_FLAGS] == 0) & (dur >= 0) & (dur <= MAX_DURATION_NS)
         ok &= (start != 0) | (dur > 0)
-        of_kind, place = device[_CODE], device[_PLACE]
-        self.events.append(np.array([on, stream, of_kind, start, dur, by, place])[:, ok])
+        of_kind, position = device[_CODE], device[_PLACE]
+        self.events.append(np.array([on, stream, of_kind, start, dur, by, position])[:, ok])
 
     def blocks(self) -> Iterator[tuple[Columns, Marked]]:
         """Yield the blocks; each is removed once it was read."""
@@ -207,7 +207,7 @@ class _Rows:
             yield block
 
     def remove(self) -> None:
-        """Remove what was written."""
+        """Remove the written files."""
         for number in range(self.blocks_count):
             _file(self.folder, "block", number).unlink(missing_ok=True)
 
@@ -224,23 +224,23 @@ class _Rows:
         counts["event.overrun"] = len(self.cut_ns)
         bounds_ns = [END_NS, BEGINNING_NS]
         for columns, collectives in self.blocks():
-            kept: list[np.ndarray] = []
-            for group, own in enumerate(columns):
+            usable_rows: list[np.ndarray] = []
+            for group, one in enumerate(columns):
                 if group == DEVICE:
-                    for row in np.flatnonzero(np.isin(own[_PLACE], [*self.cut_ns])).tolist():
-                        own[_DUR][row] = self.cut_ns[int(own[_PLACE][row])]
-                ok, own = usable(counts, base_ns, group, own)
-                columns[group] = own
-                low, high = _needed(plan, group, own)
+                    for row in np.flatnonzero(np.isin(one[_PLACE], [*self.cut_ns])).tolist():
+                        one[_DUR][row] = self.cut_ns[int(one[_PLACE][row])]
+                ok, one = usable(counts, base_ns, group, one)
+                columns[group] = one
+                low, high = _needed(plan, group, one)
                 low[~ok], high[~ok] = len(plan.first), 0
-                own += [low, high]
-                kept.append(ok)
+                one += [low, high]
+                usable_rows.append(ok)
                 rows_count[_TABLE_OF.get(group, "synchronization")] += int(ok.sum())
                 if group in (HOST, DEVICE) and ok.any():
-                    end = int((own[_START] + own[_DUR])[ok].max())
-                    first = min(bounds_ns[0], int(own[_START][ok].min()))
+                    end = int((one[_START] + one[_DUR])[ok].max())
+                    first = min(bounds_ns[0], int(one[_START][ok].min()))
                     bounds_ns = [first, max(bounds_ns[1], end)]
-            rows_count["collective"] += sum(bool(kept[g][row]) for g, row, _ in collectives)
+            rows_count["collective"] += sum(bool(usable_rows[g][row]) for g, row, _ in collectives)
             first = min(int(low.min(initial=len(plan.first))) for *_, low, _ in columns)
             last = max(int(high.max(initial=0)) for *_, high in columns)
             for number in range(first, last):
@@ -253,13 +253,13 @@ class _Rows:
         [first_rows] = [_rows_of(self.folder, 0)]
         trace = traces_of(path, _reader(path, self.folder, first_rows))[0]
         findings = [*damage_findings(counts, path.name), *trace.findings]
-        others = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
+        other_counts = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
         bounds = plan.start_ns + base_ns, plan.end_ns + base_ns
         small = {"step": step_table(plan.number, *bounds, "profiler_step")}
         span_ns = bounds_ns[0] + base_ns, bounds_ns[1] + base_ns
         trace = replace(trace, tables=small, findings=findings, held_span_ns=span_ns)
         rows_count["step"] = small["step"].num_rows
-        return LargeTrace(trace, {**others, **rows_count}, stretches)
+        return LargeTrace(trace, {**other_counts, **rows_count}, stretches)
 
     def _plan(self, scanned: Scanned) -> Plan | None:
         """Return which steps make a stretch; None where they cannot be told."""
@@ -286,13 +286,13 @@ class _Rows:
             self.rows_count,
         )
         if plan is not None:
-            on, stream, kind, start, dur, by, place = np.concatenate(self.events, axis=1)
+            on, stream, kind, start, dur, by, position = np.concatenate(self.events, axis=1)
             columns = {"device_id": on, "stream_id": stream, "start_ns": start, "dur_ns": dur}
             columns |= {"correlation_id": by}
             device = {**columns, "kind": (kind, [None, *DEVICE_KINDS])}
             cut = cut_overruns(Counter(), device)["dur_ns"]
             shorter = cut != dur
-            self.cut_ns = dict(zip(place[shorter].tolist(), cut[shorter].tolist(), strict=True))
+            self.cut_ns = dict(zip(position[shorter].tolist(), cut[shorter].tolist(), strict=True))
             plan.take_events(start, start + cut, by)
         return plan
 
@@ -309,7 +309,9 @@ def _needed(plan: Plan, group: int, columns: list[np.ndarray]) -> tuple[np.ndarr
 def _chosen(columns: Columns, collectives: Marked, number: int) -> tuple[Columns, Marked]:
     """Return the rows that a stretch needs: the last two columns say which stretches do."""
     needed = [np.flatnonzero((low <= number) & (number < high)) for *_, low, high in columns]
-    chosen = [[c[rows] for c in own] for (*own, _, _), rows in zip(columns, needed, strict=True)]
+    chosen = [
+        [c[rows] for c in group] for (*group, _, _), rows in zip(columns, needed, strict=True)
+    ]
     return chosen, _moved(collectives, needed)
 
 
@@ -321,12 +323,12 @@ def _each_once(rows: tuple[Columns, Marked]) -> tuple[Columns, Marked]:
     return once, _moved(collectives, firsts)
 
 
-def _moved(collectives: Marked, kept: list[np.ndarray]) -> Marked:
+def _moved(collectives: Marked, usable_rows: list[np.ndarray]) -> Marked:
     """Return those whose rows are kept, by where they are among these."""
     number: dict[tuple[int, int], int] = {}
-    for group, rows in enumerate(kept):
-        own = [row for of, row, _ in collectives if of == group]
-        at = np.flatnonzero(np.isin(rows, own))
+    for group, rows in enumerate(usable_rows):
+        marked_rows = [row for of, row, _ in collectives if of == group]
+        at = np.flatnonzero(np.isin(rows, marked_rows))
         number.update(zip([(group, row) for row in rows[at].tolist()], at.tolist(), strict=True))
     return [(g, number[g, row], args) for g, row, args in collectives if (g, row) in number]
 

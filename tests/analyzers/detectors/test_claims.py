@@ -68,7 +68,7 @@ def test_calls_that_recur_in_later_steps_initialize_nothing(
 ) -> None:
     material = material_of(tmp_path, calling(name, steps, *long))
     found = initialization_of(material.run, material.links)
-    assert (found and found.said.replace(name, "NAME")) == said
+    assert (found and found.description.replace(name, "NAME")) == said
     titles = [
         report._title(actions._action(material, Replay(material.run), seen)[0])
         for seen in actions.sightings("initialization", material)

@@ -175,7 +175,7 @@ def test_event_reasons_label_the_loss(bits: int | None, label: str) -> None:
     table = samples([0, 10 * MS, 20 * MS], [1e9] * 3, [bits] * 3)
     found = join(table, (2 * MS, 12 * MS))
     series = found.readers[0]
-    at = series.place(np.array([2 * MS]), np.array([12 * MS]))
+    at = series.locate(np.array([2 * MS]), np.array([12 * MS]))
     blame = series.blame(at, np.array([1.5e9]))[0]
     assert [name for name, weight in zip(CLOCK_LABELS, blame, strict=True) if weight] == [label]
 
@@ -190,7 +190,7 @@ def test_a_loss_is_under_the_reason_of_the_time_in_which_it_arose() -> None:
     )
     found = join(table, (0, 70 * MS))
     series = found.readers[0]
-    blame = series.blame(series.place(np.array([0]), np.array([70 * MS])), np.array([1.5e9]))[0]
+    blame = series.blame(series.locate(np.array([0]), np.array([70 * MS])), np.array([1.5e9]))[0]
     share = dict(zip(CLOCK_LABELS, blame / blame.sum(), strict=True))
     # Deficit of 0.5 GHz over 30 ms, and half of the ramp before it; the last 10 ms and half of the
     # 10 ms before are shared by halves.
@@ -210,7 +210,7 @@ def test_power_is_unknown_where_a_reading_lacks_it() -> None:
     found = join(table, *zip(start[:2].tolist(), end[:2].tolist(), strict=True))
     assert (found.state == KNOWN).all()
     series = found.readers[0]
-    power = series.mean_power(series.place(start, end))
+    power = series.mean_power(series.locate(start, end))
     assert power[0] == pytest.approx(300)
     assert np.isnan(power[1:]).all()
 
