@@ -31,10 +31,10 @@ from chopper.analyzers import findings as found
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.bases import bases_of
-from chopper.analyzers.causes.closer import closer_ranks
+from chopper.analyzers.causes.detail_ranks import detail_ranks
 from chopper.analyzers.causes.step_time import RankSteps, step_time
 from chopper.analyzers.trace.columns import ints, pick
-from chopper.analyzers.trace.joined import JoinedRank, join_rank
+from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.match import (
     Events,
     Matched,
@@ -294,7 +294,7 @@ def attribute(
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
     detail = None
     if not all_closely:
-        near = {*(ranks or closer_ranks(totals.causes, stages.rows_count))}
+        near = {*(ranks or detail_ranks(totals.causes, stages.rows_count))}
         some = stages.attributed([r for r in stages.shares if r in near], matched, closely=True)
         if len(stages.closely) < len(stages.shares) or stages.partly:
             detail = stages.of_closely(some, matched)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.replay.path import Lane
-    from chopper.analyzers.trace.joined import JoinedRank
+    from chopper.analyzers.trace.rank_join import JoinedRank
 
     Column = tuple[np.ndarray, np.ndarray]
     """Codes of rows, and the number of the name that each code stands for."""

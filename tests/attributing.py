@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from chopper.analyzers.causes.step_time import step_time
-from chopper.analyzers.trace.joined import join_rank
+from chopper.analyzers.trace.rank_join import join_rank
 from chopper.analyzers.trace.totals import totals_of
 from chopper.api import AttributedRun
 from chopper.attribution import Basis, RankSummary, cause_rows_of, groups_of

@@ -13,7 +13,7 @@ import pytest
 import chopper
 from benchmarks._ranks import write_ranks
 from chopper import pipeline
-from chopper.analyzers.causes.closer import closer_ranks
+from chopper.analyzers.causes.detail_ranks import detail_ranks
 from chopper.engines import lost
 from chopper.engines.processes import Processes
 from chopper.engines.serial import Serial
@@ -167,8 +167,8 @@ def test_ranks_that_differ_are_looked_at_first() -> None:
 
     run = chopper.attribute(_synthetic.run(800, 6))
     causes = run.totals.causes
-    chosen = closer_ranks(causes, dict.fromkeys(range(6), 100_000))
+    chosen = detail_ranks(causes, dict.fromkeys(range(6), 100_000))
     by_time = sorted(run.by("rank"), key=lambda group: group.time_ns)
     assert {by_time[0].key, by_time[-1].key} <= {*chosen}
     assert len(chosen) == 4  # as many as four hundred thousand rows are
-    assert closer_ranks(causes, dict.fromkeys(range(6), 10**9)) == [by_time[-1].key]
+    assert detail_ranks(causes, dict.fromkeys(range(6), 10**9)) == [by_time[-1].key]

@@ -12,7 +12,7 @@ import pytest
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.trace.joined import join_rank
+from chopper.analyzers.trace.rank_join import join_rank
 from chopper.analyzers.trace.totals import merged
 from chopper.api import AttributedRun
 from chopper.attribution import Attribution

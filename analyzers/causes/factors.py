@@ -39,7 +39,7 @@ from chopper.analyzers.causes.event_work import EventWork
 from chopper.analyzers.causes.states import States
 from chopper.analyzers.trace.columns import distinct_rows, ints, pick, strings
 from chopper.analyzers.trace.join import COMPUTE, Links
-from chopper.analyzers.trace.joined import JoinedRank
+from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.hardware.ceilings import Ceiling
 from chopper.storage.manifest import Finding
 from chopper.tables import TABLES

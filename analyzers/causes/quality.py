@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.join import Links, kernel_launches
-from chopper.analyzers.trace.joined import JoinedRank
+from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.windows import UNRECORDED
 from chopper.claims import finding
 from chopper.hardware.ceilings import MOST_OF_A_PEAK

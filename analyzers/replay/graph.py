@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.replay.program import Program
     from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.joined import JoinedRank
+    from chopper.analyzers.trace.rank_join import JoinedRank
     from chopper.analyzers.trace.match import Matched
     from chopper.analyzers.trace.tables import DeviceEvents
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.path import Path as CriticalPath
     from chopper.analyzers.replay.scenario import Outcome
     from chopper.analyzers.replay.whatif_options import Changes
-    from chopper.analyzers.trace.joined import JoinedRank
+    from chopper.analyzers.trace.rank_join import JoinedRank
 
 ERROR_RATIO = 0.01
 """An unmodified replay that is further from the observed time says nothing about changes."""

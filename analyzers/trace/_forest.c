@@ -4,7 +4,7 @@
  *
  * Spans come in the order of their starts, the longest first, so that a parent's row is above its
  * children's and the spans open on a thread are the chain of parents of its latest row. What the
- * results mean, nesting.py says; _levels.py computes the same in numpy, level by level.
+ * results mean, nesting.py says; span_forest_numpy.py computes the same in numpy, level by level.
  *
  * All arrays are the caller's, and do not overlap. Their types and lengths are checked, and so is
  * every number of a row or thread before it is used: whatever they hold, nothing outside of them is

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.passes import passes
+from chopper.analyzers.trace.span_forest import forest
 from chopper.analyzers.work.kernels import NameSearch
 
 
@@ -47,7 +47,7 @@ def matching(codes: np.ndarray, values: list[str], predicate: Callable[[str], An
         table = np.append(predicate.many(values), False)
     else:
         table = np.array([bool(predicate(v)) for v in values] + [False], dtype=bool)
-    return passes.look_up(codes, table)
+    return forest.look_up(codes, table)
 
 
 def dictionary(codes: np.ndarray, values: Sequence[str]) -> pa.DictionaryArray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chopper.analyzers.trace.columns import distinct_rows
-from chopper.analyzers.trace.passes import passes
+from chopper.analyzers.trace.span_forest import forest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,23 @@ class Nesting:
 
     def nearest(self, marked: np.ndarray) -> np.ndarray:
         """For each span, itself or its nearest ancestor in ``marked``; -1 when there is none."""
-        return passes.nearest(self.parent, marked)
+        return forest.nearest(self.parent, marked)
 
     def topmost(self, marked: np.ndarray) -> np.ndarray:
         """For each span, itself or its farthest ancestor in ``marked``; -1 when there is none."""
-        return passes.topmost(self.parent, marked)
+        return forest.topmost(self.parent, marked)
 
     def containing(self, marked: np.ndarray) -> np.ndarray:
         """Mask of the spans that have a marked one somewhere below them."""
-        return passes.containing(self.parent, marked)
+        return forest.containing(self.parent, marked)
 
     def within(self, marked: np.ndarray) -> np.ndarray:
         """Mask of the spans that are in ``marked``, or inside one that is."""
-        return passes.within(self.parent, marked)
+        return forest.within(self.parent, marked)
 
     def inherited(self, codes: np.ndarray) -> np.ndarray:
         """For each span its code (int32), or that of its nearest ancestor with one; -1 for none."""
-        return passes.inherited(self.parent, codes)
+        return forest.inherited(self.parent, codes)
 
 
 def nest(start_ns: np.ndarray, dur_ns: np.ndarray, pid: np.ndarray, tid: np.ndarray) -> Nesting:
@@ -61,7 +61,7 @@ def nest(start_ns: np.ndarray, dur_ns: np.ndarray, pid: np.ndarray, tid: np.ndar
     first, thread = distinct_rows([pid, tid])
     keys = np.stack([pid[first], tid[first]], axis=1)
     whole_us = not (start_ns % 1000).any() and not (dur_ns % 1000).any()
-    parent, depth, start, end = passes.nest(1000 if whole_us else 0, start_ns, dur_ns, thread)
+    parent, depth, start, end = forest.nest(1000 if whole_us else 0, start_ns, dur_ns, thread)
     return Nesting(thread, keys, start, end, parent, depth)
 
 
@@ -83,7 +83,7 @@ class Activity:
 def activity(nesting: Nesting) -> Activity:
     """Flatten the forest: who is innermost from when on."""
     n = nesting
-    return Activity(*passes.segments(len(n.thread_keys), n.start_ns, n.end_ns, n.parent, n.thread))
+    return Activity(*forest.segments(len(n.thread_keys), n.start_ns, n.end_ns, n.parent, n.thread))
 
 
 def innermost_at(acts: Activity, thread: np.ndarray, time_ns: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.backward import NodeMakers, double_backward, numbered_in_backward
 from chopper.analyzers.trace.columns import pick
 from chopper.analyzers.trace.nesting import activity, innermost_at
-from chopper.analyzers.trace.passes import passes
+from chopper.analyzers.trace.span_forest import forest
 from chopper.analyzers.trace.tables import HostSpans
 
 PHASES = [
@@ -96,13 +96,13 @@ def span_layers(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[s
     table = {layer: code for code, layer in enumerate(dict.fromkeys(v for v in layers if v))}
     of_name = np.array([table.get(v or "", -1) for v in layers] + [-1], dtype=np.int32)
     if by_region:
-        span = host.nesting.inherited(passes.look_up(codes, of_name))
+        span = host.nesting.inherited(forest.look_up(codes, of_name))
     else:
         classes = [m and (m.rpartition("_")[0] or m) for m in layers]
         occurs = Counter(classes)
         repeated = [c is not None and occurs[c] > 1 for c in classes]
         chosen = repeated if any(repeated) else [m is not None for m in layers]
-        top = host.nesting.topmost(passes.look_up(codes, np.array([*chosen, False])))
+        top = host.nesting.topmost(forest.look_up(codes, np.array([*chosen, False])))
         span = pick(of_name[codes], top)
     return _with_backward(host, makers, span), list(table)
 
@@ -113,7 +113,7 @@ def span_modules(host: HostSpans, makers: NodeMakers) -> tuple[np.ndarray, list[
     paths = [names.operation_of(value) for value in values]
     table = {path: code for code, path in enumerate(dict.fromkeys(p for p in paths if p))}
     of_name = np.array([table.get(path or "", -1) for path in paths] + [-1], dtype=np.int32)
-    span = host.nesting.inherited(passes.look_up(codes, of_name))
+    span = host.nesting.inherited(forest.look_up(codes, of_name))
     return _with_backward(host, makers, span), list(table)
 
 

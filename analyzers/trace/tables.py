@@ -13,7 +13,7 @@ import pyarrow as pa
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import compact, ints, matching, pick, strings
 from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
-from chopper.analyzers.trace.passes import passes
+from chopper.analyzers.trace.span_forest import forest
 from chopper.hardware.ceilings import Ceiling, Ceilings
 from chopper.storage.store import Span
 
@@ -140,12 +140,12 @@ class HostSpans(_Timed):
     def where(self, predicate: Callable[[str, str], object]) -> np.ndarray:
         """Mask of the spans whose category and name satisfy ``predicate``."""
         codes, values = self.kinds
-        return passes.look_up(codes, np.array([bool(predicate(*v)) for v in values] or [False]))
+        return forest.look_up(codes, np.array([bool(predicate(*v)) for v in values] or [False]))
 
     def classified(self, code: Callable[[str, str], int]) -> np.ndarray:
         """A code (int32) for each span by its category and name."""
         codes, values = self.kinds
-        return passes.look_up(codes, np.array([code(*v) for v in values] or [-1], dtype=np.int32))
+        return forest.look_up(codes, np.array([code(*v) for v in values] or [-1], dtype=np.int32))
 
     def names_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """Codes and values of the names of some spans; -1 for row -1."""

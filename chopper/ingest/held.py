@@ -10,7 +10,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from chopper.collectors.formats.kineto import ParsedTrace
-from chopper.collectors.formats.kineto.large import LargeTrace, TraceStretch, WholeTrace
+from chopper.collectors.formats.kineto.chunked import LargeTrace, TraceStretch, WholeTrace
 from chopper.storage.results import leave
 from chopper.storage.store import HeldTables
 from chopper.tables import TABLES

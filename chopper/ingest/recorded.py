@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
-from chopper.collectors.formats.kineto.large import LargeTrace, read_or_cut
+from chopper.collectors.formats.kineto.chunked import LargeTrace, read_or_cut
 from chopper.errors import InputError, OutputError
 from chopper.ingest.held import TraceTables, in_stretches, left, left_tables, rows_of, valid
 from chopper.ingest.sampled import with_samples

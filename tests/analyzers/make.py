@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
-from chopper.analyzers.trace.joined import JoinedRank, join_rank
+from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankInput
 from chopper.tables import TABLES
 

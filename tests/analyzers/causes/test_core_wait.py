@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.core_wait import awake, taken, wait_of_steps, waits_within
-from chopper.analyzers.trace.joined import join_rank
+from chopper.analyzers.trace.rank_join import join_rank
 from chopper.analyzers.trace.tables import RankInput
 from chopper.tables import TABLES
 from tests.analyzers.make import attributed, kernel, kernels, span, spans, steps, table

@@ -9,7 +9,7 @@ import pyarrow as pa
 import chopper
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
-from chopper.analyzers.trace.joined import JoinedRank, join_rank
+from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankInput
 from chopper.api import AttributedRun
 from chopper.storage.manifest import RankManifest, RunManifest

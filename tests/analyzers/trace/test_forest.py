@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.trace import levels
-from chopper.analyzers.trace.passes import COMPILED
+from chopper.analyzers.trace import span_forest_numpy
+from chopper.analyzers.trace.span_forest import COMPILED
 from tests.sanitizing import HAS_COMPILER, run_program, skip_without_sanitizers
 
 pytestmark = pytest.mark.skipif(
     not COMPILED and not HAS_COMPILER, reason="no C compiler: the forest was not built"
 )
 if COMPILED:
-    from chopper.analyzers.trace import _forest, walks
+    from chopper.analyzers.trace import _forest, span_forest_c
 
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -49,24 +49,31 @@ def spans(draw: st.DrawFn) -> Spans:
 @given(spans(), st.sampled_from([0, 1, 1000]), st.data())
 def test_same_as_level_by_level(given_spans: Spans, tolerance: int, data: st.DataObject) -> None:
     start, dur, thread = given_spans
-    found = walks.nest(tolerance, start, dur, thread)
-    expected = levels.nest(tolerance, start, dur, thread)
+    found = span_forest_c.nest(tolerance, start, dur, thread)
+    expected = span_forest_numpy.nest(tolerance, start, dur, thread)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.tolist() == theirs.tolist()
     parent, _, clipped_start, clipped_end = found
     marked = np.array(data.draw(st.lists(st.booleans(), min_size=len(start), max_size=len(start))))
     for name in ("nearest", "topmost", "containing", "within"):
-        ours, theirs = (getattr(m, name)(parent, marked.astype(bool)) for m in (walks, levels))
+        ours, theirs = (
+            getattr(m, name)(parent, marked.astype(bool))
+            for m in (span_forest_c, span_forest_numpy)
+        )
         assert ours.dtype == theirs.dtype
         assert ours.tolist() == theirs.tolist(), name
     codes = data.draw(st.lists(st.integers(-2, 3), min_size=len(start), max_size=len(start)))
-    ours, theirs = (m.inherited(parent, np.array(codes, np.int32)) for m in (walks, levels))
+    ours, theirs = (
+        m.inherited(parent, np.array(codes, np.int32)) for m in (span_forest_c, span_forest_numpy)
+    )
     assert ours.dtype == theirs.dtype == np.int32
     assert ours.tolist() == theirs.tolist()
     # A thread more than there are spans on: it has no segments.
     at = (4, clipped_start, clipped_end, parent, thread)
-    for ours, theirs in zip(walks.segments(*at), levels.segments(*at), strict=True):
+    for ours, theirs in zip(
+        span_forest_c.segments(*at), span_forest_numpy.segments(*at), strict=True
+    ):
         assert ours.dtype == theirs.dtype
         assert ours.tolist() == theirs.tolist()
 
@@ -76,7 +83,7 @@ def test_same_as_level_by_level(given_spans: Spans, tolerance: int, data: st.Dat
 def test_codes_are_looked_up_as_by_index(dtype: type, narrow: bool) -> None:
     codes = np.array([0, 2, -1, 1, 1], dtype=np.int32 if narrow else np.int64)
     values: np.ndarray = np.array([3, 0, 1, 0], dtype=dtype)
-    ours, theirs = (m.look_up(codes, values) for m in (walks, levels))
+    ours, theirs = (m.look_up(codes, values) for m in (span_forest_c, span_forest_numpy))
     assert ours.dtype == theirs.dtype
     assert ours.tolist() == theirs.tolist() == [dtype(v) for v in (3, 1, 0, 0, 0)]
 
@@ -86,10 +93,10 @@ def test_times_at_the_end_of_their_range() -> None:
     start = np.array([0, 5, most - 3, most - 2], dtype=np.int64)
     dur = np.array([most, 10, 3, 2], dtype=np.int64)
     thread = np.zeros(4, np.int64)
-    for passes in (walks, levels):
-        parent, _, s, e = passes.nest(0, start, dur, thread)
+    for forest in (span_forest_c, span_forest_numpy):
+        parent, _, s, e = forest.nest(0, start, dur, thread)
         assert parent.tolist() == [-1, 0, 0, 2]
-        time, span, _ = passes.segments(1, s, e, parent, thread)
+        time, span, _ = forest.segments(1, s, e, parent, thread)
         assert time.tolist() == [0, 5, 15, most - 3, most - 2, most]
         assert span.tolist() == [0, 1, 0, 2, 3, -1]
 
@@ -100,10 +107,10 @@ def test_deep_stacks() -> None:
     dur = 2 * depth - 2 * start
     thread = np.zeros(depth, np.int64)
     marked = start == 3
-    for passes in (walks, levels):
-        parent = passes.nest(0, start, dur, thread)[0]
+    for forest in (span_forest_c, span_forest_numpy):
+        parent = forest.nest(0, start, dur, thread)[0]
         assert (parent == start - 1).all()
-        assert passes.nearest(parent, marked).tolist() == [-1] * 3 + [3] * (depth - 3)
+        assert forest.nearest(parent, marked).tolist() == [-1] * 3 + [3] * (depth - 3)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Choice of the ranks of a large run to look at closely."""
+"""Choice of the ranks of a large run for which events are kept in detail."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints, matching, strings
 
-MOST_RANKS = 16
-MOST_ROWS = 400_000
+MAX_DETAIL_RANKS = 16
+MAX_DETAIL_ROWS = 400_000
 _KINDS = ("", "compute.", "communication.", "idle.", "copy.")
 """Beginnings of causes by whose time ranks are told apart."""
 
 
-def closer_ranks(causes: pa.Table, rows_count: Mapping[int, int]) -> list[int]:
+def detail_ranks(causes: pa.Table, rows_count: Mapping[int, int]) -> list[int]:
     """Choose representative ranks: with most, least and median time in each kind of cause.
 
     Args:
@@ -24,14 +24,14 @@ def closer_ranks(causes: pa.Table, rows_count: Mapping[int, int]) -> list[int]:
         rows_count: rank → host spans and device events.
 
     Returns:
-        At most ``MOST_RANKS``, ascending, of at most ``MOST_ROWS`` rows together; at least one.
+        At most ``MAX_DETAIL_RANKS``, ascending, of at most ``MAX_DETAIL_ROWS`` rows together; at least one.
     """
     chosen: list[int] = []
     rows = 0
     for rank in dict.fromkeys(_candidates(causes)):
-        if len(chosen) == MOST_RANKS:
+        if len(chosen) == MAX_DETAIL_RANKS:
             break
-        if not chosen or rows + rows_count[rank] <= MOST_ROWS:
+        if not chosen or rows + rows_count[rank] <= MAX_DETAIL_ROWS:
             chosen.append(rank)
             rows += rows_count[rank]
     return sorted(chosen)

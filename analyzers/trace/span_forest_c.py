@@ -1,4 +1,4 @@
-"""The forest of spans in C: what ``levels.py`` computes, with the same arguments and results.
+"""The forest of spans in C: what ``span_forest_numpy.py`` computes, with the same arguments and results.
 
 It cannot be imported where the package was installed without a C compiler.
 """
@@ -15,7 +15,7 @@ import chopper.analyzers.trace._forest as _forest
 def nest(
     tolerance_ns: int, start_ns: np.ndarray, dur_ns: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """As `levels.nest`."""
+    """As `span_forest_numpy.nest`."""
     start_ns, dur_ns, thread = _contiguous(start_ns), _contiguous(dur_ns), _contiguous(thread)
     parent, start, end = (np.empty(len(thread), dtype=np.int64) for _ in range(3))
     depth = np.empty(len(thread), dtype=np.int32)
@@ -44,14 +44,14 @@ within = _walk(_forest.within, bool)
 
 
 def inherited(parent: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """As `levels.inherited`."""
+    """As `span_forest_numpy.inherited`."""
     result = np.array(codes, dtype=np.int32)
     _forest.inherit(_contiguous(parent), result)
     return result
 
 
 def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """As `levels.look_up`."""
+    """As `span_forest_numpy.look_up`."""
     if codes.dtype != np.int32 or values.dtype not in (bool, np.int32):
         return values[codes]
     result = np.empty(len(codes), dtype=values.dtype)
@@ -63,7 +63,7 @@ def look_up(codes: np.ndarray, values: np.ndarray) -> np.ndarray:
 def segments(
     threads: int, start_ns: np.ndarray, end_ns: np.ndarray, parent: np.ndarray, thread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `levels.segments`."""
+    """As `span_forest_numpy.segments`."""
     spans = _contiguous(start_ns), _contiguous(end_ns), _contiguous(parent), _contiguous(thread)
     first = np.empty(threads + 1, dtype=np.int64)
     _forest.place_segments(*spans, first)
