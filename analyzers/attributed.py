@@ -9,8 +9,8 @@ import numpy as np
 from chopper.analyzers.causes.event_work import EventWork
 from chopper.analyzers.causes.factors import Factors
 from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.match import Matched
+from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.attribution import Attribution
 from chopper.storage.run import Run
 from chopper.wording import plural, ranges

@@ -34,7 +34,6 @@ from chopper.analyzers.causes.bases import bases_of
 from chopper.analyzers.causes.detail_ranks import detail_ranks
 from chopper.analyzers.causes.step_time import RankSteps, step_time
 from chopper.analyzers.trace.columns import ints, pick
-from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.match import (
     Events,
     Matched,
@@ -44,6 +43,7 @@ from chopper.analyzers.trace.match import (
     participation,
     within,
 )
+from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.samples import of_rank, ranks_beside
 from chopper.analyzers.trace.tables import RankInput
 from chopper.analyzers.trace.totals import Totals, counted_on, merged, totals_of

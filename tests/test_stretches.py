@@ -18,7 +18,7 @@ import chopper
 from benchmarks._ranks import write_ranks
 from chopper import limits
 from chopper.api import AttributedRun
-from chopper.collectors.formats.kineto import _sections, large, read_trace
+from chopper.collectors.formats.kineto import _sections, chunked, read_trace
 from chopper.errors import InputError, OutputError, UsageError
 from chopper.ingest import write_run
 from chopper.reports import render
@@ -91,14 +91,16 @@ def times(run: chopper.Attribution) -> dict[str, int]:
 def test_the_tables_of_all_stretches_are_those_of_the_file(ranks: Path, tmp_path: Path) -> None:
     [whole] = read_trace(ranks / "rank-0.json.gz")
     with all_large():
-        large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
+        chunked.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
         (tmp_path / "rows" / "block-0").write_bytes(b"of an attempt that was killed")
-        cut = large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
-    assert isinstance(cut, large.LargeTrace)
+        cut = chunked.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
+    assert isinstance(cut, chunked.LargeTrace)
     assert len(cut.stretches) > 2
     assert cut.trace.tables["step"].equals(whole.tables["step"])
     assert cut.trace.span_ns == whole.span_ns
-    together = large.WholeTrace(cut.stretches[0].path, tmp_path / "rows", len(cut.stretches)).get()
+    together = chunked.WholeTrace(
+        cut.stretches[0].path, tmp_path / "rows", len(cut.stretches)
+    ).get()
     for name, table in whole.tables.items():
         assert together[name].equals(table), name
         assert cut.rows_count[name] == table.num_rows, name
@@ -222,7 +224,7 @@ def test_what_has_no_steps_is_read_whole(ranks: Path, tmp_path: Path) -> None:
     with all_large():
         run = chopper.load(file)
         assert not run.tables.stretches(0)
-        cut = large.read_or_cut(file, tmp_path / "rows")
+        cut = chunked.read_or_cut(file, tmp_path / "rows")
     assert isinstance(cut, list)
     [whole] = read_trace(file)
     for name, table in whole.tables.items():
@@ -236,7 +238,7 @@ def test_damaged_text_is_read_whole(ranks: Path, tmp_path: Path) -> None:
     file = tmp_path / "rank-0.json.gz"
     file.write_bytes(packed[: len(packed) * 2 // 3])
     with all_large():
-        read = large.read_or_cut(file, tmp_path / "rows")
+        read = chunked.read_or_cut(file, tmp_path / "rows")
     assert isinstance(read, list)
     [cut], [whole] = read, read_trace(file)
     assert {finding.code for finding in cut.findings} == {f.code for f in whole.findings}
@@ -264,8 +266,8 @@ def test_damaged_events_are_counted_once(ranks: Path, tmp_path: Path) -> None:
     file.write_text(head + '"traceEvents": [\n' + ",\n".join(lines))
     [whole] = read_trace(file)
     with all_large():
-        cut = large.read_or_cut(file, tmp_path / "rows")
-    assert isinstance(cut, large.LargeTrace)
+        cut = chunked.read_or_cut(file, tmp_path / "rows")
+    assert isinstance(cut, chunked.LargeTrace)
     counted = [{f.code: f.count for f in trace.findings} for trace in (cut.trace, whole)]
     assert counted[0] == counted[1]
     assert {
@@ -276,14 +278,16 @@ def test_damaged_events_are_counted_once(ranks: Path, tmp_path: Path) -> None:
         "event.overrun",
         "event.without_time",
     } <= set(counted[0])
-    together = large.WholeTrace(cut.stretches[0].path, tmp_path / "rows", len(cut.stretches)).get()
+    together = chunked.WholeTrace(
+        cut.stretches[0].path, tmp_path / "rows", len(cut.stretches)
+    ).get()
     assert together["device_event"].equals(whole.tables["device_event"])
 
 
 def test_a_folder_without_room_is_one_line(ranks: Path, tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file")
     with all_large(), pytest.raises(OutputError, match="a temporary file cannot be written"):
-        large.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
+        chunked.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
 
 
 def test_a_whole_that_does_not_fit_is_one_line(
@@ -291,11 +295,11 @@ def test_a_whole_that_does_not_fit_is_one_line(
 ) -> None:
     file = ranks / "rank-0.json.gz"
     with all_large():
-        cut = large.read_or_cut(file, tmp_path / "rows")
-    assert isinstance(cut, large.LargeTrace)
+        cut = chunked.read_or_cut(file, tmp_path / "rows")
+    assert isinstance(cut, chunked.LargeTrace)
     monkeypatch.setattr(limits, "usable_memory_bytes", lambda: 1_000_000)
     with pytest.raises(InputError, match=r"rank-0\.json\.gz: reading .* takes about .* of memory"):
-        large.WholeTrace(file, tmp_path / "rows", len(cut.stretches)).get()
+        chunked.WholeTrace(file, tmp_path / "rows", len(cut.stretches)).get()
 
 
 def test_rows_go_with_the_run(ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from chopper.analyzers.causes.quality import check_rank
 from chopper.analyzers.causes.states import Shares, States, exclusive_states
 from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable, pick, strings
 from chopper.analyzers.trace.join import Links
-from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.match import Matched
+from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.windows import Windows
 from chopper.arrow import with_column
 from chopper.causes import CODES, LEAVES

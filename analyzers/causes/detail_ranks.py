@@ -24,7 +24,8 @@ def detail_ranks(causes: pa.Table, rows_count: Mapping[int, int]) -> list[int]:
         rows_count: rank → host spans and device events.
 
     Returns:
-        At most ``MAX_DETAIL_RANKS``, ascending, of at most ``MAX_DETAIL_ROWS`` rows together; at least one.
+        At least one and at most ``MAX_DETAIL_RANKS`` ranks, ascending. Several of them have at most
+        ``MAX_DETAIL_ROWS`` rows together.
     """
     chosen: list[int] = []
     rows = 0

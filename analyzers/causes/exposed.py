@@ -16,8 +16,8 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, link_peaks
 from chopper.analyzers.trace.columns import nullable
 from chopper.analyzers.trace.join import COMMUNICATION, COPY, Links
-from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.match import Matched
+from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.work.kernels import NameSearch
 from chopper.arrow import to_arrow

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from chopper.analyzers.replay.program import Program
     from chopper.analyzers.trace.join import Links
-    from chopper.analyzers.trace.rank_join import JoinedRank
     from chopper.analyzers.trace.match import Matched
+    from chopper.analyzers.trace.rank_join import JoinedRank
     from chopper.analyzers.trace.tables import DeviceEvents
 
     Edges = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]

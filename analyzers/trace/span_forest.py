@@ -1,4 +1,4 @@
-"""The forest of host spans: computed in C, or in numpy if the package was built without a compiler."""
+"""The forest of host spans: computed in C, or in numpy if there was no compiler."""
 
 from __future__ import annotations
 

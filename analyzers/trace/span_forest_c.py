@@ -1,4 +1,4 @@
-"""The forest of spans in C: what ``span_forest_numpy.py`` computes, with the same arguments and results.
+"""The forest of spans in C, with the arguments and results of ``span_forest_numpy``.
 
 It cannot be imported where the package was installed without a C compiler.
 """

@@ -1,4 +1,4 @@
-"""The forest of spans in Python and numpy: what ``span_forest_c.py`` computes in C, many times slower.
+"""The forest of spans in Python and numpy: the same as ``span_forest_c``, many times slower.
 
 For where the package was installed without a C compiler, and what the tests compare with.
 """

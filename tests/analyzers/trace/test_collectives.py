@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import attribute_rank
-from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.match import Matched, match, participation
+from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankInput
 from chopper.hardware.ceilings import Ceiling
 from chopper.tables import TABLES

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from chopper.analyzers.trace.join import WORK_CLASSES
-from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.phases import PHASES
+from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.tables import TABLES
 from tests.analyzers.make import joined, kernel, kernels, span, spans, steps
 
