@@ -108,6 +108,40 @@ def test_the_transfer_is_held_against_the_link() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("hidden", "elements", "at_peak", "below_peak"),
+    [
+        # 500 floats need 2000 bytes / (100 bytes/ns) = 20 ns of the 40 ns of the transfer.
+        (None, 500, 20, 20),
+        # Exposed: [160, 170] and [190, 200], half of the transfer: 10 of the 20 ns.
+        ((170, 190), 500, 10, 10),
+        # Exposed: [160, 164] and [184, 200]: the same half, of which 2 ns and 8 ns.
+        ((164, 184), 500, 10, 10),
+        # Exposed: [160, 168], a fifth of the transfer: 4 of the 20 ns.
+        ((168, 210), 500, 4, 4),
+        # The kernel ended before the last rank came: it hides waiting only.
+        ((100, 160), 500, 20, 20),
+        # 2500 floats need 100 ns, more than there is: half of that would be 50 of 20 ns.
+        ((170, 190), 2500, 20, 0),
+        # No part of the transfer is exposed.
+        ((150, 210), 500, 0, 0),
+    ],
+)
+def test_a_partly_hidden_transfer_needs_the_link_for_its_exposed_part(
+    hidden: tuple[int, int] | None, elements: int, at_peak: int, below_peak: int
+) -> None:
+    # Both ranks leave at 200; rank 1 comes last, at 160: the transfer is [160, 200].
+    ranks = []
+    for rank, start in ((0, 100), (1, 160)):
+        before = hidden is not None and hidden[0] < start
+        events = [nccl(start, 200), *([] if hidden is None else [kernel(*hidden, "gemm")])]
+        metadata = [meta(int(before), elements=elements)]
+        ranks.append(joined(rank, *events, metadata=metadata, link=100e9))
+    for found in times(ranks):
+        assert found.get("communication.transfer.at_peak", 0) == at_peak
+        assert found.get("communication.transfer.below_peak", 0) == below_peak
+
+
 def test_a_rank_that_left_before_the_last_one_came_did_not_wait_for_it() -> None:
     # The root of a broadcast hands its data over and goes on.
     bounds = ((0, 400_000), (100_000, 600_000), (500_000, 600_000))
