@@ -148,7 +148,7 @@ def sightings(name: str, material: Material) -> Iterator[Sighting]:
 
 
 def actions(run: Attributed, replay: Replay) -> Actions:
-    """Rank what is worth trying, by the share of the steps' time that it saves.
+    """Rank the actions by the share of the step time that they save.
 
     Of a saving that exceeds the time of the causes it removes, no more than that time counts: the
     rest is waiting that other causes explain.
@@ -159,75 +159,77 @@ def actions(run: Attributed, replay: Replay) -> Actions:
     """
     run = run.detailed
     material = Material(run, replay)
-    found: list[tuple[Action, str]] = []
+    ranked: list[tuple[Action, str]] = []
     failed: dict[str, str] = {}
     for name in names():
         try:
-            found += [_action(material, replay, seen) for seen in sightings(name, material)]
+            ranked += [
+                _action(material, replay, sighting) for sighting in sightings(name, material)
+            ]
         except ChopperError as exc:
             failed[name] = str(exc)
         except _DEFECTS as exc:
             failed[name] = f"{type(exc).__name__}: {exc}"
-    found.sort(key=lambda pair: -pair[0].rank_ns)
+    ranked.sort(key=lambda pair: -pair[0].rank_ns)
     return Actions(
-        [action for action, doubt in found if not doubt],
+        [action for action, doubt in ranked if not doubt],
         failed,
-        [(action, doubt) for action, doubt in found if doubt],
+        [(action, doubt) for action, doubt in ranked if doubt],
         replay.pace,
     )
 
 
-def _action(material: Material, replay: Replay, seen: Sighting) -> tuple[Action, str]:
-    """Return what removing a pattern saves, and why that is no action; "" where it is one."""
-    if seen.saved_ns is not None:
-        action = _without_replay(material, seen, seen.saved_ns)
+def _action(material: Material, replay: Replay, sighting: Sighting) -> tuple[Action, str]:
+    """Return the action of removing a pattern, and why it is withheld, "" if it is not."""
+    if sighting.saved_ns is not None:
+        action = _without_replay(material, sighting, sighting.saved_ns)
         return action, _within_error(action)
-    steps = _steps(replay, seen)
+    steps = _steps(replay, sighting)
     observed, predicted, _, ci95 = summary(steps.values())
     saved = observed - predicted
     each = [(before - after) / before for before, after, _ in steps.values() if before]
     action = Action(
-        detector=seen.detector,
+        detector=sighting.detector,
         saved_ns=round(saved),
         ci95_ns=None if ci95 is None else (round(ci95[0]), round(ci95[1])),
         saved_ratio=saved / observed if observed else 0.0,
         step_ratios=(min(each, default=0.0), max(each, default=0.0)),
-        where=where(material, seen),
-        evidence={**seen.evidence},
-        events_count=sum(map(len, seen.events.values())),
-        rank_ns=round(min(saved, _own_ns(material.run, seen))),
-        longest=_longest(material.run, seen),
+        where=where(material, sighting),
+        evidence={**sighting.evidence},
+        events_count=sum(map(len, sighting.events.values())),
+        rank_ns=round(min(saved, _own_ns(material.run, sighting))),
+        longest=_longest(material.run, sighting),
     )
-    return action, _doubt(material, seen, action, steps)
+    return action, _doubt(material, sighting, action, steps)
 
 
-def _own_ns(run: Attributed, seen: Sighting) -> float:
+def _own_ns(run: Attributed, sighting: Sighting) -> float:
     """Return the time per step of the causes that a pattern removes; infinite if it names none."""
-    fixed = seen.changes.fix if seen.changes is not None else ()
+    fixed = sighting.changes.fix if sighting.changes is not None else ()
     if not fixed:
         return math.inf
     time_ns: int = sum(row.time_ns for row in run.leaves() if row.id.startswith(fixed))
     return time_ns / max(int(run.windows.num_rows), 1)
 
 
-def _without_replay(material: Material, seen: Sighting, saved_ns: int) -> Action:
+def _without_replay(material: Material, sighting: Sighting, saved_ns: int) -> Action:
     """Return the action of a pattern whose whole time would be gone."""
     run, step = material.run, material.run.step_time()
     whole_ns, steps = run.observed_ns / len(run.ranks), run.windows.num_rows / len(run.ranks)
-    if seen.of == "loop":
+    if sighting.of == "loop":
         whole_ns, steps = step.loop_ns, step.steps_count
     share = saved_ns / whole_ns
     return Action(
-        detector=seen.detector,
+        detector=sighting.detector,
         saved_ns=round(saved_ns / steps),
         ci95_ns=None,
         saved_ratio=share,
         step_ratios=(share, share),
-        where=where(material, seen),
-        evidence={**seen.evidence},
+        where=where(material, sighting),
+        evidence={**sighting.evidence},
         events_count=0,
         rank_ns=round(saved_ns / steps),
-        of=seen.of,
+        of=sighting.of,
     )
 
 
@@ -239,7 +241,7 @@ def _within_error(action: Action) -> str:
 
 def _doubt(
     material: Material,
-    seen: Sighting,
+    sighting: Sighting,
     action: Action,
     steps: Mapping[int, tuple[int, float, int]],
 ) -> str:
@@ -250,12 +252,12 @@ def _doubt(
     numbers = run.windows["number"].to_pylist()
     if len(steps) < MIN_STEPS:
         is_warm = bool(numbers) and all(n is not None and n >= _WARM for n in numbers)
-        if is_warm or detector(action.detector).in_every_step or _goes_on(material, seen):
+        if is_warm or detector(action.detector).in_every_step or _goes_on(material, sighting):
             return ""
         return f"fewer than {MIN_STEPS} steps were traced, and a first iteration shows it as well"
     by_saving = sorted(steps.values(), key=lambda step: step[0] - step[1])
-    *others, (longest_ns, _, windows) = by_saving
-    if sum(b - a for b, a, _ in others) > ERROR_RATIO * sum(b for b, _, _ in others):
+    *shorter, (longest_ns, _, windows) = by_saving
+    if sum(b - a for b, a, _ in shorter) > ERROR_RATIO * sum(b for b, _, _ in shorter):
         return ""
     untraced = [kind.untraced for kind in run.step_time().kinds if kind.untraced is not None]
     if any(t >= _RECURS_RATIO * longest_ns / windows for u in untraced for t in u.lengths_ns):
@@ -263,12 +265,12 @@ def _doubt(
     return f"shortens one of {len(steps)} traced steps alone, and no untraced step is as long"
 
 
-def _goes_on(material: Material, seen: Sighting) -> bool:
-    """Return whether the second half of what was recorded repeats the first, pattern included.
+def _goes_on(material: Material, sighting: Sighting) -> bool:
+    """Return whether the second half of the recording repeats the first, pattern included.
 
     A first iteration is then not what shows it.
     """
-    run, fixed = material.run, seen.changes.fix if seen.changes is not None else ()
+    run, fixed = material.run, sighting.changes.fix if sighting.changes is not None else ()
     if not fixed or not run.windows.num_rows:
         return False
     start_ns, end_ns = ints(run.windows, "start_ns"), ints(run.windows, "end_ns")
@@ -309,25 +311,25 @@ def _steps(replay: Replay, sighting: Sighting) -> dict[int, tuple[int, float, in
         spent = {row.id for row in replay.run.causes() if row.time_ns}
         applied = Applied(scenario, replay.facts, replay.coupled_ratio, spent)
         applied.apply(sighting.changes)
-    for place, node in enumerate(scenario.ranks):
+    for position, node in enumerate(scenario.ranks):
         count = len(node.start)
         if node.rank in sighting.gone:
             gone = np.zeros(count, dtype=bool)
             gone[sighting.gone[node.rank]] = True
-            scenario.without_events(place, gone)
+            scenario.without_events(position, gone)
         if node.rank in sighting.run_ns:
             rows, run_ns = sighting.run_ns[node.rank]
             dur_ns = node.links.events.dur_ns
             # Of a collective, the waiting for other ranks is the schedule's, not its own.
-            own = np.where(node.coupled, node.transfer_ns, dur_ns)[rows]
-            changed = scenario.run_ns.setdefault(place, np.full(count, -1, dtype=np.int64))
-            changed[rows] = np.maximum(own - (dur_ns[rows] - run_ns), 0)
+            transfer_ns = np.where(node.coupled, node.transfer_ns, dur_ns)[rows]
+            changed = scenario.run_ns.setdefault(position, np.full(count, -1, dtype=np.int64))
+            changed[rows] = np.maximum(transfer_ns - (dur_ns[rows] - run_ns), 0)
         if node.rank in sighting.host_gone:
             spans = np.append(sighting.host_gone[node.rank], False)
-            scenario.without_host(place, spans[node.program.parts.span])
+            scenario.without_host(position, spans[node.program.parts.span])
         if node.rank in sighting.calm:
             at_call = np.isin(node.program.row, sighting.calm[node.rank])
-            scenario.calm[place] = at_call & (node.program.kind == SYNC_END)
+            scenario.calm[position] = at_call & (node.program.kind == SYNC_END)
     return replay.compared(scenario.solve())
 
 
@@ -370,10 +372,10 @@ def _most(texts: tuple[np.ndarray, list[str]], weight: np.ndarray) -> str | None
 
 def _line(material: Material, sighting: Sighting) -> str | None:
     """Return the program's frame around most of the calls; libraries are passed over."""
-    seen: Counter[str] = Counter()
+    line_counts: Counter[str] = Counter()
     for rank, calls in sighting.calls.items():
         host = material.links[rank].host
         frame = host.nesting.nearest(host.of("python") & host.named(is_program_frame))[calls]
         codes, values = host.names
-        seen.update(values[code] for code in codes[frame[frame >= 0]].tolist())
-    return max(seen, key=seen.__getitem__, default=None)
+        line_counts.update(values[code] for code in codes[frame[frame >= 0]].tolist())
+    return max(line_counts, key=line_counts.__getitem__, default=None)

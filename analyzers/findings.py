@@ -106,14 +106,16 @@ def of_numbers(matched: dict[int, Matched]) -> Iterator[Finding]:
 
 def of_common_steps(numbers: Mapping[int, Sequence[int]], common: Collection[int]) -> Finding:
     """Say which steps the ranks traced, and which of them all did."""
-    each = dict(sorted((ranges(own), rank) for rank, own in reversed([*numbers.items()]) if own))
-    ranks = [f"rank {rank}: {own}" for own, rank in sorted(each.items(), key=lambda e: e[1])]
-    said = f"collectives are matched in those that all traced: {ranges(sorted(common))}"
+    each = dict(
+        sorted((ranges(steps), rank) for rank, steps in reversed([*numbers.items()]) if steps)
+    )
+    ranks = [f"rank {rank}: {steps}" for steps, rank in sorted(each.items(), key=lambda e: e[1])]
+    note = f"collectives are matched in those that all traced: {ranges(sorted(common))}"
     return finding(
         "run.steps_differ",
         count=len(common),
         steps=some(ranks),
-        common=said if common else "none was traced by all, so collectives are not matched by time",
+        common=note if common else "none was traced by all, so collectives are not matched by time",
     )
 
 
@@ -253,7 +255,9 @@ def of_memory(run: Attributed) -> Iterator[Finding]:
         if held.asked_bytes is not None:
             yield finding("memory.out_of_memory", rank=held.rank, message=text)
     for grown in memory_growth(run):
-        left = "" if grown.steps_left is None else f", about {plural(grown.steps_left, 'step')}"
+        remaining = (
+            "" if grown.steps_left is None else f", about {plural(grown.steps_left, 'step')}"
+        )
         yield finding(
             "memory.growth",
             rank=grown.rank,
@@ -262,7 +266,7 @@ def of_memory(run: Attributed) -> Iterator[Finding]:
             each=bytes_(grown.bytes_per_step),
             first=bytes_(grown.first_bytes),
             last=bytes_(grown.last_bytes),
-            left=left and f"{left} before it is used up",
+            left=remaining and f"{remaining} before it is used up",
         )
 
 

@@ -51,10 +51,10 @@ def remember(address: str) -> str:
     if (begin := _IN_TEXT.search(address)) is None:
         return address
     rest = address[begin.start(3) :]
-    shown = address[: begin.start(3)] + _told(_plain(begin[1], begin[2], rest))
-    if shown == address:
+    masked = address[: begin.start(3)] + _mask(_plain(begin[1], begin[2], rest))
+    if masked == address:
         return address
-    _hidden[address] = shown
+    _hidden[address] = masked
     before, _, query = rest.partition("?")
     query, _, fragment = (query if query else before).partition("#")
     user = before.rpartition("@")[0]
@@ -62,7 +62,7 @@ def remember(address: str) -> str:
     values = [query if "?" in rest else "", *(v for _, v in parse_qsl(query))]
     for part, least in [(p, _LEAST_PASSWORD) for p in parts] + [(v, _LEAST_VALUE) for v in values]:
         for form in (part, unquote(part), quote(part, safe=""), quote_plus(part), quote(part)):
-            if len(form) >= least and form not in shown:
+            if len(form) >= least and form not in masked:
                 _parts.add(form)
     return address
 
@@ -74,7 +74,7 @@ def without_secrets(text: str) -> str:
     """
     for known in sorted(_hidden, key=len, reverse=True):
         text = text.replace(known, _hidden[known])
-    return _told(text)
+    return _mask(text)
 
 
 def message_without_secrets(text: str) -> str:
@@ -88,12 +88,12 @@ def message_without_secrets(text: str) -> str:
     return text
 
 
-def _told(text: str, nested: int = _MOST_NESTED) -> str:
+def _mask(text: str, nested: int = _MOST_NESTED) -> str:
     """Return a text whose addresses are plain, those within others, too (``http://a,http://b``)."""
     return _IN_TEXT.sub(
-        lambda found: (
-            f"{found[1]}{found[2]}"
-            + (_told(_plain(*found.groups()), nested - 1) if nested else "…")
+        lambda match: (
+            f"{match[1]}{match[2]}"
+            + (_mask(_plain(*match.groups()), nested - 1) if nested else "…")
         ),
         text,
     )

@@ -290,8 +290,8 @@ class StepTime:
         for part in (document, *document["kinds"]):
             if part["untraced"] is not None:
                 del part["untraced"]["lengths_ns"], part["untraced"]["statistic"]
-        shown = {"headline_ns": self.headline_ns, "tracing_ratio": self.tracing_ratio}
-        return document | shown
+        headline = {"headline_ns": self.headline_ns, "tracing_ratio": self.tracing_ratio}
+        return document | headline
 
 
 @dataclass(frozen=True)
@@ -503,11 +503,11 @@ def groups_of(totals: Totals, level: str) -> list[Group]:
     table = totals.levels[level]
     codes, keys = strings(table, "key")
     keys = [*keys, None]  # -1, the last one
-    own = _own_times(totals.events[level])
+    own_times = _own_times(totals.events[level])
     groups = [
         replace(group, own_ns=own_ns, events_count=count)
         for group in _groups(table, codes % len(keys), keys)
-        for own_ns, count in [own.get(group.key, (0, 0))]
+        for own_ns, count in [own_times.get(group.key, (0, 0))]
     ]
     return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
 
@@ -568,13 +568,13 @@ def cause_rows_of(
         if time_ns.any():
             for node in (leaf, *parents(leaf)):
                 per_step[node] = per_step.get(node, 0) + time_ns
-    shown = [c for c in CAUSES if c in per_step]
-    intervals = total_intervals(np.stack([per_step[c] for c in shown])) if shown else None
+    ids = [c for c in CAUSES if c in per_step]
+    intervals = total_intervals(np.stack([per_step[c] for c in ids])) if ids else None
     observed = int(leaves_ns.sum())
     rows = []
-    for i, cause_id in enumerate(shown):
+    for i, cause_id in enumerate(ids):
         total = int(per_step[cause_id].sum())
-        basis = _basis(cause_id, shown, bases)
+        basis = _basis(cause_id, ids, bases)
         above = (cause_id, *parents(cause_id))
         reason = next((h.reason for h in withheld if not {*above}.isdisjoint(h.claim.causes)), None)
         rows.append(
@@ -593,11 +593,11 @@ def cause_rows_of(
     return rows
 
 
-def _basis(cause_id: str, shown: list[str], bases: dict[str, Basis]) -> Basis:
+def _basis(cause_id: str, ids: list[str], bases: dict[str, Basis]) -> Basis:
     """Return what a cause rests on: of a parent, what the leaves below it with time in them do."""
     if cause_id in bases:
         return bases[cause_id]
-    under = [bases[c] for c in shown if c.startswith(cause_id + ".") and c in bases]
+    under = [bases[c] for c in ids if c.startswith(cause_id + ".") and c in bases]
     if not under:
         return Basis("recorded times", True)
     return Basis("sum of the causes below it", all(b.measured for b in under))

@@ -141,8 +141,8 @@ def decide(
 ) -> Verdict:
     """Judge a comparison; with ``point`` by the difference, whatever its interval says."""
     if comparison.refused:
-        said = ", ".join(c.label for c in comparison.refused)
-        return Verdict(True, (), f"A and B do not do the same work ({said})")
+        differences = ", ".join(c.label for c in comparison.refused)
+        return Verdict(True, (), f"A and B do not do the same work ({differences})")
     decisions = tuple(Decision(c, *_decide(comparison, c, point=point)) for c in conditions)
     return Verdict(any(d.outcome == "beyond" for d in decisions), decisions, None)
 

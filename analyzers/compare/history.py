@@ -149,7 +149,7 @@ def _other_cores(run: Attributed) -> float | None:
     hosts: dict[str | None, list[int]] = {}
     for part in run.recording.manifest.ranks:
         hosts.setdefault(part.host, []).append(part.rank)
-    found = []
+    other_cores = []
     for ranks in hosts.values():
         steps = [steps_of(run, rank) for rank in ranks]
         bounds = [
@@ -163,14 +163,14 @@ def _other_cores(run: Attributed) -> float | None:
         other = 0.0
         for at, rank in enumerate(ranks):
             of_rank = {name: of.mean(start, end) for name, of in sampled(run, rank).items()}
-            busy, own = of_rank.get("minimum_cores"), of_rank.get("rank_cores")
-            if own is None or (at == 0 and busy is None):
+            busy, rank_cores = of_rank.get("minimum_cores"), of_rank.get("rank_cores")
+            if rank_cores is None or (at == 0 and busy is None):
                 return None  # without asking all ranks of a large run
             if at == 0:
                 other = (busy or 0.0) + (of_rank.get("stolen_cores") or 0.0)
-            other -= own
-        found.append(max(other, 0.0))
-    return max(found, default=None)
+            other -= rank_cores
+        other_cores.append(max(other, 0.0))
+    return max(other_cores, default=None)
 
 
 def _clock_hz(run: Attributed) -> int | None:
@@ -327,13 +327,15 @@ def judge(run: PastRun, history: Sequence[PastRun], *, find_ratio: float) -> Jud
         notes=tuple(notes),
     )
     if alike and not same:
-        said = "; ".join(
+        differences = "; ".join(
             f"{c.label}: {c.shown('a')} there, {c.shown('b')} here"
             for c in latest
             if _is_other_work(c)
         )
         count = fmt.plural(len(alike), "earlier run")
-        return replace(base, verdict="changed work", reason=f"none of {count} did it ({said})")
+        return replace(
+            base, verdict="changed work", reason=f"none of {count} did it ({differences})"
+        )
     return _judged(base, same)
 
 
@@ -357,8 +359,8 @@ def _judged(base: Judgement, same: list[PastRun]) -> Judgement:
     statistic: Literal["mean", "median"] = "mean" if 2 * uneven > len(same) + 1 else "median"
     base = _with_drift(replace(base, statistic=statistic), same)
     levels = _levels(same[-_MOST_RUNS:], statistic)
-    found = _predicted(levels, statistic)
-    if found is None:
+    prediction = _predicted(levels, statistic)
+    if prediction is None:
         count = fmt.plural(len(same), "earlier run")
         return replace(
             base,
@@ -366,26 +368,26 @@ def _judged(base: Judgement, same: list[PastRun]) -> Judgement:
             statistic=statistic,
             reference=tuple(levels[-1]) if levels else (),
         )
-    error = float(found.error)
+    error = float(prediction.error)
     spread = error / math.sqrt(1 + 1 / len(levels[-1]))
     typical = [h.error_ratio for h in levels[-1] if h.error_ratio is not None]
     if run.error_ratio is not None and typical:
         usual = statistics.median(typical)
         if run.error_ratio > _LESS_CERTAIN * usual:  # a run of fewer steps, say
             error = math.sqrt(error**2 + run.error_ratio**2 - usual**2)
-    found = replace(found, error=np.array(error))
-    limit = float(found.limit(ERROR_RATE))
+    prediction = replace(prediction, error=np.array(error))
+    limit = float(prediction.limit(ERROR_RATE))
     judged = replace(
         base,
         statistic=statistic,
         reference=tuple(levels[-1]),
-        reference_ns=round(math.exp(found.level)),
+        reference_ns=round(math.exp(prediction.level)),
         spread_ratio=spread,
         limit_ratio=_change(limit),
-        detectable_ratio=_change(float(found.detectable(ERROR_RATE, _POWER))),
+        detectable_ratio=_change(float(prediction.detectable(ERROR_RATE, _POWER))),
         causes=_growths(run, levels),
     )
-    return _told(judged)
+    return _with_verdict(judged)
 
 
 def _with_drift(base: Judgement, same: list[PastRun]) -> Judgement:
@@ -405,7 +407,7 @@ def _change(log: float) -> float:
     return math.expm1(min(log, _MOST_LOG))
 
 
-def _told(judged: Judgement) -> Judgement:
+def _with_verdict(judged: Judgement) -> Judgement:
     """Name the verdict of a run that lies above, below or within the interval."""
     side = _side(judged)
     assert judged.reference_ns is not None
@@ -414,7 +416,7 @@ def _told(judged: Judgement) -> Judgement:
     times = f"{fmt.duration(judged.reference_ns)} to {fmt.duration(judged.step_ns)} per step"
     times += f" ({signed(judged.change_ratio)})"
     of = fmt.plural(len(judged.reference), "run")
-    found = f"a slow-down of {percent(judged.detectable_ratio)} would be found in 90 % of cases"
+    power = f"a slow-down of {percent(judged.detectable_ratio)} would be found in 90 % of cases"
     verdict: Verdict
     if judged.drifted and side <= 0:
         noise = _disturbances(judged)
@@ -436,22 +438,22 @@ def _told(judged: Judgement) -> Judgement:
     elif judged.detectable_ratio > judged.find_ratio:
         verdict = "noisy machine"
         reason = (
-            f"{times} is within the noise of {of}, which is too large: {found}, "
+            f"{times} is within the noise of {of}, which is too large: {power}, "
             f"one of {percent(judged.find_ratio)} might not"
         )
     else:
-        verdict, reason = "same", f"{times} is within the noise of {of}; {found}"
+        verdict, reason = "same", f"{times} is within the noise of {of}; {power}"
     return replace(judged, verdict=verdict, reason=reason)
 
 
 def _disturbances(judged: Judgement) -> list[str]:
     """Return what happened on the machine during the run that did not in the earlier ones."""
-    run, found = judged.run, []
-    others = [h.other_cores for h in judged.reference if h.other_cores is not None]
-    if run.other_cores is not None and others and run.cores:
-        usual = statistics.median(others)
+    run, disturbances = judged.run, []
+    usual_cores = [h.other_cores for h in judged.reference if h.other_cores is not None]
+    if run.other_cores is not None and usual_cores and run.cores:
+        usual = statistics.median(usual_cores)
         if run.other_cores - usual >= tolerated_cores(run.cores):
-            found.append(
+            disturbances.append(
                 f"other programs used {run.other_cores:.1f} of {run.cores} cores, {usual:.1f} in "
                 "earlier runs"
             )
@@ -462,20 +464,20 @@ def _disturbances(judged: Judgement) -> list[str]:
         if judged.drifted:
             change = max(change, judged.drift_ratio or 0.0)
         if 1 - run.clock_hz / usual_hz >= _CLOCK_SHARE * change:
-            found.append(
+            disturbances.append(
                 f"the device's clock was {fmt.cell('clock_hz', run.clock_hz)}, "
                 f"{fmt.cell('clock_hz', usual_hz)} in earlier runs"
             )
-    return found
+    return disturbances
 
 
 def _because(judged: Judgement) -> str:
     """Return the causes that grew."""
     grew = [c for c in judged.causes if c.told][:_NAMED]
-    said = ", ".join(
+    causes = ", ".join(
         f"{fmt.inside(CAUSES[c.id].label)} by {fmt.duration(c.difference_ns)}" for c in grew
     )
-    return f"{said} longer in traced steps" if grew else "no cause grew beyond its own noise"
+    return f"{causes} longer in traced steps" if grew else "no cause grew beyond its own noise"
 
 
 def _levels(runs: list[PastRun], statistic: str) -> list[list[PastRun]]:
@@ -488,10 +490,12 @@ def _levels(runs: list[PastRun], statistic: str) -> list[list[PastRun]]:
         levels[-1].append(run)
         *before, last = levels
         latest = last[-_CONFIRMED:]
-        found = _predicted([*before, last[:-_CONFIRMED]], statistic) if last[:-_CONFIRMED] else None
-        if found is not None:
-            limit = float(found.limit(ERROR_RATE))
-            off = [math.log(_step_ns(h, statistic)) - float(found.level) for h in latest]
+        prediction = (
+            _predicted([*before, last[:-_CONFIRMED]], statistic) if last[:-_CONFIRMED] else None
+        )
+        if prediction is not None:
+            limit = float(prediction.limit(ERROR_RATE))
+            off = [math.log(_step_ns(h, statistic)) - float(prediction.level) for h in latest]
             if min(off) > limit or max(off) < -limit:
                 levels[-1:] = [last[:-_CONFIRMED], latest]
     return levels
@@ -515,8 +519,8 @@ def _growths(run: PastRun, levels: list[list[PastRun]]) -> tuple[Growth, ...]:
     values = [
         np.array([[float(h.causes_ns.get(id, 0)) for h in level] for id in ids]) for level in levels
     ]
-    found = predict_run(values, _LEAST_SPREAD * sum(run.causes_ns.values()))
-    rows = zip(ids, found.level.tolist(), found.limit(ERROR_RATE).tolist(), strict=True)
+    prediction = predict_run(values, _LEAST_SPREAD * sum(run.causes_ns.values()))
+    rows = zip(ids, prediction.level.tolist(), prediction.limit(ERROR_RATE).tolist(), strict=True)
     growths = [
         Growth(id, round(level), run.causes_ns.get(id, 0), round(limit))
         for id, level, limit in rows

@@ -115,10 +115,10 @@ def _tokens_per_step(run: Attributed) -> float | None:
 def _energy(run: Attributed, side: Steps) -> _Energy:
     """Energy per step and token of all devices, else of all processors."""
     table = energy(run.detailed, side.events)
-    whole = table.filter(pc.equal(table["scope"], "run")).to_pylist()
-    devices = [row for row in whole if "device" in row["source"]]
+    run_rows = table.filter(pc.equal(table["scope"], "run")).to_pylist()
+    devices = [row for row in run_rows if "device" in row["source"]]
     sockets = [
-        row for row in whole if row["source"].startswith("package") and "/" not in row["source"]
+        row for row in run_rows if row["source"].startswith("package") and "/" not in row["source"]
     ]
     rows = devices[:1] or sockets
     if not rows:

@@ -220,8 +220,10 @@ class Comparison:
         """The result in one sentence."""
         step = self.step
         if self.refused:
-            said = "; ".join(f"{c.label}: {c.shown('a')} and {c.shown('b')}" for c in self.refused)
-            return f"No verdict: A and B do not do the same work ({said})."
+            differences = "; ".join(
+                f"{c.label}: {c.shown('a')} and {c.shown('b')}" for c in self.refused
+            )
+            return f"No verdict: A and B do not do the same work ({differences})."
         if not step.a_ns or not step.b_ns:
             return f"No verdict: nothing ran on the device in {'B' if step.a_ns else 'A'}."
         if step.ci95_ratio is None:
@@ -236,7 +238,7 @@ class Comparison:
         if not step.told:
             least = _SURE_RATIO * max(step.a_ns, step.b_ns)
             sure = [c for c in self._told(_SURE_WIDTH) if abs(c.difference_ns) >= least]
-            though = "; ".join(_said(c) for c in sure[:_NAMED])
+            though = "; ".join(_sentence(c) for c in sure[:_NAMED])
             interval = f"95 %: {signed(low)[:-2]} … {signed(high)}"
             return f"No significant difference: {times} ({interval})" + (
                 f"; yet {though}." if though else "."
@@ -257,14 +259,14 @@ class Comparison:
     def _because(self, faster: bool) -> str:
         least = _LARGE_RATIO * abs(self.step.difference_ns)
         named = [c for c in self._told() if abs(c.difference_ns) >= least]
-        along = [_said(c) for c in named if (c.difference_ns < 0) == faster][:_NAMED]
-        against = [_said(c) for c in named if (c.difference_ns < 0) != faster][:_NAMED]
+        along = [_sentence(c) for c in named if (c.difference_ns < 0) == faster][:_NAMED]
+        against = [_sentence(c) for c in named if (c.difference_ns < 0) != faster][:_NAMED]
         both = "; ".join(along) + (f"; against it, {'; '.join(against)}" if against else "")
         return f", because {both}" if along else ""
 
     def _told(self, width: float = 1.0) -> list[Change]:
-        """Causes told from noise by so many times their interval, largest difference first."""
-        found = [
+        """Causes whose difference exceeds ``width`` times their interval, largest first."""
+        significant = [
             c
             for c in self._explaining(None)
             if c.ci95_ns is not None
@@ -273,11 +275,11 @@ class Comparison:
                 or -c.difference_ns > width * (c.ci95_ns[1] - c.difference_ns)
             )
         ]
-        return sorted(found, key=lambda c: -abs(c.difference_ns))
+        return sorted(significant, key=lambda c: -abs(c.difference_ns))
 
     def _explaining(self, parent: str | None) -> list[Change]:
         """Causes that tell most of the difference with the fewest words."""
-        found: list[Change] = []
+        explaining: list[Change] = []
         for change in (c for c in self.changes if c.parent == parent):
             below = self._explaining(change.id)
             # One child that makes nearly all of it says more than its parent.
@@ -291,8 +293,8 @@ class Comparison:
             other = sum(abs(c.difference_ns) for c in below if c not in alike)
             precise = alike and other <= 0.5 * abs(change.difference_ns)
             split = not change.told and any(c.told for c in below)
-            found += below if split else alike[:1] if precise else [change]
-        return found
+            explaining += below if split else alike[:1] if precise else [change]
+        return explaining
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form, schema ``chopper.comparison/1``."""
@@ -371,7 +373,7 @@ _NOUNS = {
 }
 
 
-def _said(change: Change) -> str:
+def _sentence(change: Change) -> str:
     label = _NOUNS.get(change.id, CAUSES[change.id].label)
     parent = CAUSES[change.parent].label if change.parent in _CONTEXT else ""
     words = f"{parent}: {fmt.inside(label)}" if parent else label

@@ -84,9 +84,9 @@ def apportion(total_ns: np.ndarray, windows: int) -> np.ndarray:
 
 def _aligned(steps: Steps, leaves: list[str]) -> np.ndarray:
     """(steps, leaves) times with the columns of both runs."""
-    found = np.zeros((len(steps.numbers), len(leaves)), dtype=np.int64)
-    found[:, [leaves.index(c) for c in steps.causes]] = steps.time_ns
-    return found
+    aligned = np.zeros((len(steps.numbers), len(leaves)), dtype=np.int64)
+    aligned[:, [leaves.index(c) for c in steps.causes]] = steps.time_ns
+    return aligned
 
 
 def _changes(
@@ -256,10 +256,10 @@ def _items(sides: tuple[Steps, Steps], level: Literal["kernel", "op"]) -> tuple[
     """Kernels or operators of both runs, largest difference first."""
     calls = [_calls(side, level) for side in sides]
     names = list(dict.fromkeys([*calls[0][0], *calls[1][0]]))
-    place = {name: i for i, name in enumerate(names)}
+    column_of = {name: i for i, name in enumerate(names)}
     rows = np.zeros((2, 4, len(names)))
-    for side, (own, columns) in enumerate(calls):
-        rows[side][:, [place[name] for name in own]] = columns
+    for side, (side_names, columns) in enumerate(calls):
+        rows[side][:, [column_of[name] for name in side_names]] = columns
     (count_a, time_a, mean_a, var_a), (count_b, time_b, mean_b, var_b) = rows
     a_ns, b_ns = time_a.round().astype(np.int64), time_b.round().astype(np.int64)
     difference = b_ns - a_ns
@@ -274,12 +274,12 @@ def _items(sides: tuple[Steps, Steps], level: Literal["kernel", "op"]) -> tuple[
     by_count = np.where(both, part, difference)
     steps = [len(s.numbers) for s in sides]
     intervals: list[tuple[int, int] | None] = [None] * len(names)
-    told: list[bool | None] = [None] * len(names)
+    significant: list[bool | None] = [None] * len(names)
     if min(steps) >= MIN_STEPS:
         half, p = welch(mean_a, var_a, steps[0], mean_b, var_b, steps[1])
         low, high = (np.rint(mean_b - mean_a + way * half).astype(np.int64) for way in (-1, 1))
         intervals = list(zip(low.tolist(), high.tolist(), strict=True))
-        told = discoveries(p).tolist()
+        significant = discoveries(p).tolist()
     order = np.lexsort((-np.maximum(a_ns, b_ns), -np.abs(difference)))
     return tuple(
         Item(
@@ -293,7 +293,7 @@ def _items(sides: tuple[Steps, Steps], level: Literal["kernel", "op"]) -> tuple[
             by_count_ns=int(by_count[i]),
             by_duration_ns=int(difference[i] - by_count[i]),
             ci95_ns=intervals[i],
-            told=told[i],
+            told=significant[i],
         )
         for i in order.tolist()
     )

@@ -257,8 +257,8 @@ def _operators(a: dict[str, float], b: dict[str, float], flop: Check) -> Check:
         similarity = sum(map(min, pairs.values())) / sum(map(max, pairs.values()))
         if similarity < _OPERATORS_PASS_RATIO:
             apart = sorted(pairs, key=lambda n: (-abs(pairs[n][0] - pairs[n][1]), n))[:3]
-            said = (f"{n} {pairs[n][0]:.4g} and {pairs[n][1]:.4g}" for n in apart)
-            note += f" ({fmt.ratio(similarity)}); {', '.join(said)}"
+            differences = (f"{n} {pairs[n][0]:.4g} and {pairs[n][1]:.4g}" for n in apart)
+            note += f" ({fmt.ratio(similarity)}); {', '.join(differences)}"
     return _check(
         "operators",
         "Operator calls per step",

@@ -90,11 +90,11 @@ class Attention:
         left, right = self._window(record)
         right = 0 if causal else right
         offset = sequences.keys - sequences.queries if bottom_right else 0
-        kept = kept_pairs(sequences.queries, sequences.keys, left=left, right=right, offset=offset)
+        pairs = kept_pairs(sequences.queries, sequences.keys, left=left, right=right, offset=offset)
         work = Work(
             "sdpa",
             flop_count=sequences.count * heads * dense * per_pair,
-            useful_flop_count=sequences.count * heads * kept * per_pair,
+            useful_flop_count=sequences.count * heads * pairs * per_pair,
             dtype=record.dtype(self.q),
             causal=causal,
             reason=None if causal is not None else "whether the mask is causal was not recorded",

@@ -90,9 +90,9 @@ def attach_snapshots(
         named = [p for p in parts if rank is None or p.rank == rank]
         taken = False
         for part in named:
-            own = _of_device(tables, None if len(named) == 1 else part.device_id)
-            attachments.tables |= {(part.rank, name): table for name, table in own.items()}
-            if own:
+            rank_tables = _of_device(tables, None if len(named) == 1 else part.device_id)
+            attachments.tables |= {(part.rank, name): table for name, table in rank_tables.items()}
+            if rank_tables:
                 taken = True
                 attachments.report(part.rank, "memory_snapshot", [file])
                 _check_history(attachments, file, part, tables["allocator_event"])
@@ -115,7 +115,7 @@ def _of_device(tables: dict[str, pa.Table], device_id: int | None) -> dict[str, 
 def _check_history(
     attachments: Attachments, file: Path, part: RankManifest, events: pa.Table
 ) -> None:
-    """Note what is odd about a snapshot's history beside the rank's trace."""
+    """Note discrepancies between a snapshot's history and the rank's trace."""
     if not events.num_rows:
         attachments.note(
             part.rank,

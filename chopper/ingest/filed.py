@@ -30,7 +30,7 @@ _Moved = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 def write_stretches(
     writer: parquet.RankWriter,
     stretches: Sequence[Stretch],
-    others: Iterable[str],
+    omitted: Iterable[str],
     engine: Engine,
 ) -> None:
     """Write the tables of a rank's stretches: each row once, in the order of the whole tables.
@@ -45,7 +45,7 @@ def write_stretches(
         InputError: a stretch cannot be read.
         OutputError: the files cannot be written.
     """
-    left_out = {*others}
+    left_out = {*omitted}
     of_host: list[pa.Table] = []
     calls = ((stretch, engine.folder) for stretch in stretches)
     for number, done in enumerate(engine.map(own_task, calls, label="import")):
@@ -241,7 +241,7 @@ def _ranges_of_collectives(
 
 
 def _inside(ranges: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the mask of the rows that lie in ranges."""
+    """Return the mask of the row numbers within ranges."""
     at = np.searchsorted(ranges[:, 0], rows, side="right") - 1
     return (at >= 0) & (rows < np.append(ranges[:, 1], 0)[at])
 

@@ -45,11 +45,11 @@ def joined(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, list[Finding
         InputError: a recording that was ``named`` beside Kineto's is of none of these ranks.
     """
     findings: list[Finding] = []
-    others = [item for item in traces if is_of_others(item[1])]
+    foreign = [item for item in traces if is_of_others(item[1])]
     kinetos = [item for item in traces if not is_of_others(item[1])]
-    if not others or not kinetos:
+    if not foreign or not kinetos:
         return traces, findings
-    for file, other in others:
+    for file, other in foreign:
         met = [(_meeting(trace, other), i) for i, (_, trace) in enumerate(kinetos)]
         (ratio, offset_ns), at = max(met, key=lambda item: item[0])
         if ratio < _LEAST_RATIO:

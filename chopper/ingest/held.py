@@ -51,8 +51,8 @@ class TraceTables(Mapping[str, pa.Table]):
 def in_stretches(large: LargeTrace) -> TraceTables:
     """Return the tables of a trace that is read a stretch at a time."""
     first = large.stretches[0]
-    whole = WholeTrace(first.path, first.folder, len(large.stretches))
-    return TraceTables(whole, large.rows_count, large.trace.tables, large.stretches)
+    together = WholeTrace(first.path, first.folder, len(large.stretches))
+    return TraceTables(together, large.rows_count, large.trace.tables, large.stretches)
 
 
 def left(trace: ParsedTrace, folder: Path | None) -> ParsedTrace:

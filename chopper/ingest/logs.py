@@ -112,10 +112,10 @@ def _check_once(
             continue
         columns = [c for c in table.column_names if c not in _NAMES_A_ROW]
         for device in pc.unique(table["device_id"]).to_pylist():
-            own = table.filter(pc.equal(table["device_id"], device))
-            span = pc.min_max(own["time_ns"]).as_py()
+            device_rows = table.filter(pc.equal(table["device_id"], device))
+            span = pc.min_max(device_rows["time_ns"]).as_py()
             for column in columns:
-                if own[column].null_count == own.num_rows:
+                if device_rows[column].null_count == device_rows.num_rows:
                     continue
                 spans = spans_by_column.setdefault((device, f"{name}.{column}"), [])
                 for first, last, other in spans:

@@ -29,7 +29,7 @@ def number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> Numbered:
     """
     numbered: Numbered = {}
     main = [item for item in traces if item[1].main]
-    others = [item for item in traces if not item[1].main]
+    secondary = [item for item in traces if not item[1].main]
     rest: list[tuple[Path, ParsedTrace]] = []
     for file, trace in main:
         rank = trace.rank
@@ -56,7 +56,7 @@ def number_ranks(traces: list[tuple[Path, ParsedTrace]]) -> Numbered:
         free = (i for i in range(len(main) + len(numbered)) if i not in numbered)
         numbered |= {next(free): item for item in rest}
     first = max([*numbered, *(t.world_size - 1 for _, t in main if t.world_size), -1]) + 1
-    return numbered | {first + i: item for i, item in enumerate(others)}
+    return numbered | {first + i: item for i, item in enumerate(secondary)}
 
 
 def rank_by_name(file: Path) -> int | None:
@@ -144,9 +144,9 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
         if trace.world_size is not None:
             worlds.setdefault(trace.world_size, file)
     if len(worlds) > 1:
-        said = ", ".join(f"{file} says {world}" for world, file in sorted(worlds.items()))
+        sizes = ", ".join(f"{file} says {world}" for world, file in sorted(worlds.items()))
         raise InputError(
-            f"traces of different runs: world sizes differ ({said}); pass the files of one run"
+            f"traces of different runs: world sizes differ ({sizes}); pass the files of one run"
         )
     spans = sorted(
         ((trace.span_ns, file) for file, trace in traces if trace.span_ns), key=lambda s: s[0]

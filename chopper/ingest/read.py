@@ -1,4 +1,4 @@
-"""Files to a run: the traces of each rank, what lies beside them, and what was found on the way."""
+"""Reads files into a run: each rank's trace, attached files, and findings."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
 
 
 def _read_directory(path: Path, engine: Engine, keeper: Folder | None = None) -> Run:
-    """Read a run directory: what was recorded, and the tables of its raw traces.
+    """Read a run directory: its recorded tables, and the tables of its raw traces.
 
     The tables of an imported rank stay in their files, which ``keeper`` removes with the run.
     """
@@ -132,7 +132,7 @@ def _raw_traces(path: Path, part: RankManifest) -> list[Path]:
 
 @dataclass(frozen=True)
 class Imported:
-    """A run in memory, and what it was read from."""
+    """A run in memory and its source files."""
 
     run: Run
     files: dict[int, list[Path]]
@@ -212,13 +212,13 @@ def _store(traces: dict[int, ParsedTrace]) -> Store:
     rows_count: dict[tuple[int, str], int] = {}
     stretches: dict[int, Sequence[Stretch]] = {}
     for rank, trace in traces.items():
-        own = trace.tables
-        if isinstance(own, TraceTables):
-            held[rank], stretches[rank] = own.held, own.stretches
-            tables |= {(rank, name): table for name, table in own.small.items()}
-            rows_count |= {(rank, name): count for name, count in own.rows_count.items()}
+        trace_tables = trace.tables
+        if isinstance(trace_tables, TraceTables):
+            held[rank], stretches[rank] = trace_tables.held, trace_tables.stretches
+            tables |= {(rank, name): table for name, table in trace_tables.small.items()}
+            rows_count |= {(rank, name): count for name, count in trace_tables.rows_count.items()}
         else:
-            tables |= {(rank, name): table for name, table in own.items()}
+            tables |= {(rank, name): table for name, table in trace_tables.items()}
     return Store(valid(tables), held, rows_count, stretches)
 
 

@@ -113,12 +113,12 @@ def read_task(
 
 def _fingerprint(files: Sequence[Path]) -> str:
     """Return a name that changes with the files' names, sizes and times, and with chopper."""
-    seen = [__version__]
+    parts = [__version__]
     for file in files:
         with contextlib.suppress(OSError):
             facts = file.stat()
-            seen.append(f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}")
-    return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()
+            parts.append(f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def rank_task(

@@ -38,14 +38,14 @@ def with_samples(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
     category, name = (host[c].combine_chunks() for c in ("category", "name"))
     if "python" in pc.unique(category).to_pylist():
         return dict(tables)
-    own = pc.equal(host["tid"], samples["tid"][0])
+    on_thread = pc.equal(host["tid"], samples["tid"][0])
     works = np.array([_WORKS.match(n) is not None for n in name.dictionary.to_pylist()])[
         name.indices.to_numpy()
     ]
     works &= pc.is_in(category, value_set=pa.array(["cpu_op", "runtime", "driver", "gc"])).to_numpy(
         zero_copy_only=False
     )
-    rows = np.flatnonzero(own.to_numpy())
+    rows = np.flatnonzero(on_thread.to_numpy())
     start_ns = host["start_ns"].to_numpy()
     end_ns = start_ns + host["dur_ns"].to_numpy()
     if not len(rows):
@@ -115,8 +115,8 @@ def _spans(
             counts.setdefault((marks[at], marks[at + 1]), Counter())[says[first]] += i - first
         first = i
     begin, end = np.searchsorted(edges, time_ns[[0, -1]]).tolist()
-    others = np.setdiff1d(np.arange(begin, min(end, len(edges) - 1)), segment)
-    found += _shared_out(others.tolist(), edges, marks, counts)
+    unsampled = np.setdiff1d(np.arange(begin, min(end, len(edges) - 1)), segment)
+    found += _shared_out(unsampled.tolist(), edges, marks, counts)
     spans: list[dict[str, Any]] = []
     found.sort(key=lambda one: one[:2])
     bounds = np.array([one[:2] for one in found], dtype=np.int64).reshape(-1, 2)
@@ -138,7 +138,7 @@ def _shared_out(
     marks: list[tuple[str, int]],
     counts: Mapping[_Kind, Counter[_Said]],
 ) -> Iterator[tuple[int, int, _Said]]:
-    """Yield start, end and what is said of segments without a sample.
+    """Yield start, end and label of segments without a sample.
 
     Each that was sampled between regions of the same names gets as large a part of their time as it
     has of the samples.
@@ -150,8 +150,8 @@ def _shared_out(
             continue
         low, high = int(edges[at]), int(edges[at + 1])
         total, mine = counts[kind].total(), due.setdefault(kind, Counter())
-        for said, count in counts[kind].items():
-            mine[said] += (high - low) * count // total
+        for labels, count in counts[kind].items():
+            mine[labels] += (high - low) * count // total
         [(most, _)] = mine.most_common(1)
         mine[most] -= high - low
         yield low, high, most
@@ -168,14 +168,14 @@ def _merged(tables: Mapping[str, pa.Table], added: pa.Table) -> dict[str, pa.Tab
     # Of equal spans, those that were recorded enclose the added ones.
     start_ns, dur_ns = both["start_ns"].to_numpy(), both["dur_ns"].to_numpy()
     order = np.lexsort((np.arange(len(start_ns)), -dur_ns, start_ns))
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order))
     merged = {**tables, "host_span": both.take(pa.array(order))}
     collective = tables.get("collective")
     if collective is not None and collective.num_rows:
         on_host = pc.equal(collective["source"].cast(pa.string()), "host_span").to_numpy()
         row = collective["row"].to_numpy().copy()
-        row[on_host] = place[row[on_host]]
+        row[on_host] = position[row[on_host]]
         at = collective.schema.get_field_index("row")
         merged["collective"] = collective.set_column(at, collective.schema.field(at), pa.array(row))
     return merged

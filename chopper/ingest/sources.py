@@ -16,7 +16,7 @@ from chopper.storage.remote import Tell, here
 
 @dataclass
 class Sources:
-    """Files that the user means, each taken for what it is."""
+    """The user's files, by kind."""
 
     traces: dict[Path, bool] = field(default_factory=dict)
     """First file of each recording, in order, and whether the user named the very file."""
@@ -33,7 +33,7 @@ class Sources:
     _groups: dict[str, Path] = field(default_factory=dict)
 
     def add(self, file: Path, *, named: bool) -> None:
-        """Take a file for what it is.
+        """Add a file to those of its kind.
 
         Raises:
             InputError: a CSV that the user named is none that anybody reads, or a report that only
@@ -54,15 +54,15 @@ class Sources:
                     "--format=csv)"
                 )
             return
-        others = {
+        files = {
             "counters": self.counters,
             "log": self.logs,
             "memory": self.snapshots,
             "run": self.runs,
         }
         if reader.kind != "trace":
-            if file not in others[reader.kind]:
-                others[reader.kind].append(file)
+            if file not in files[reader.kind]:
+                files[reader.kind].append(file)
         elif reader.grouped:
             self._add_part(reader.load().group_of(file), file, named=named)
         else:
@@ -76,7 +76,7 @@ class Sources:
         self.traces[first] = named or self.traces.get(first, False)
 
     def files(self, file: Path) -> list[Path]:
-        """Return all files of the recording that one stands for."""
+        """Return all files of the recording whose first file is given."""
         return self.parts.get(file, [file])
 
     def run(self) -> Path | None:
@@ -85,11 +85,11 @@ class Sources:
         Raises:
             InputError: there are other files as well.
         """
-        others = [*self.traces, *self.counters, *self.logs, *self.snapshots]
-        if self.runs and (others or len(self.runs) > 1):
+        files = [*self.traces, *self.counters, *self.logs, *self.snapshots]
+        if self.runs and (files or len(self.runs) > 1):
             raise InputError(
                 f"{self.runs[0]}: carries a whole run (chopper export --to perfetto wrote it); "
-                f"name it alone, without {[*self.runs[1:], *others][0]}"
+                f"name it alone, without {[*self.runs[1:], *files][0]}"
             )
         return self.runs[0] if self.runs else None
 
@@ -114,7 +114,7 @@ def find_sources(named: Sequence[str | Path], tell: Tell = lambda _: None) -> li
 
 
 def find(named: Sequence[str | Path]) -> Sources:
-    """Return what the user means by paths, globs and directories, each file taken for what it is.
+    """Resolve paths, globs and directories to files, by kind.
 
     Raises:
         InputError: as :func:`find_sources`.

@@ -133,15 +133,15 @@ def join(windows: Sequence[ParsedTrace]) -> ParsedTrace:
     rows = {"host_span": 0, "device_event": 0}
     offset, number = 0, None
     for window in windows:
-        own = dict(window.tables)
-        own["step"] = step = _steps(window, number)
+        merged = dict(window.tables)
+        merged["step"] = step = _steps(window, number)
         number = step["number"][step.num_rows - 1].as_py()
-        offset = _distinct(own, offset)
-        if "collective" in own:
-            own["collective"] = _moved(own["collective"], rows)
+        offset = _distinct(merged, offset)
+        if "collective" in merged:
+            merged["collective"] = _moved(merged["collective"], rows)
         for name in rows:
-            rows[name] += own[name].num_rows
-        for name, table in own.items():
+            rows[name] += merged[name].num_rows
+        for name, table in merged.items():
             tables.setdefault(name, []).append(table)
     joined = {
         name: pa.concat_tables(parts).unify_dictionaries().combine_chunks()

@@ -40,7 +40,7 @@ _FRACTIONS = ("bytes_per_s", "flop_per_s", "w", "j", "c", "ratio", "factor")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its type and what it means. Its name ends in its unit."""
+    """One column: its type and meaning. Its name ends in its unit."""
 
     name: str
     type: ColumnType
@@ -99,7 +99,7 @@ class Table:
         )
 
     def validate(self, table: pa.Table) -> pa.Table:
-        """Return ``table`` if it has the declared columns; a `SchemaError` says what is wrong."""
+        """Return ``table`` if it has the declared columns, else raise SchemaError."""
         for column, field in zip(self.columns, self.arrow, strict=True):
             name = f"table {self.name}: column {column.name}"
             if column.name not in table.schema.names:

@@ -168,7 +168,7 @@ def _price(
 
 
 def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
-    """Return what was given, or the projection of a model."""
+    """Return the given throughput, or a model's projected one."""
     if options.tokens_per_s:
         return Throughput(tokens_per_s=options.tokens_per_s, source="given")
     if device is None:

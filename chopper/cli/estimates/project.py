@@ -373,7 +373,7 @@ def _facts(result: Projection) -> Iterator[str]:
 
 
 def _unmodelled(result: Projection) -> str:
-    """Return what is said of operators without a model."""
+    """Return the sentence about operators without a model."""
     captured = result.recorded_ns is None
     of = "calls" if captured else "time"
     matters = result.unmodelled_ratio >= _NEGLIGIBLE_RATIO
