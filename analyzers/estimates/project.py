@@ -1,4 +1,4 @@
-"""A recorded run on another device, and what that makes of more ranks.
+"""Project a recorded run onto another device.
 
 Each operator's time has two parts: a fixed time that any kernel takes, which stays the same, and
 work, which scales with the ratio of the two devices' rates, each at the share that well-shaped work
@@ -9,7 +9,6 @@ the host and stays the same.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,15 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from chopper.analyzers.estimates import Estimate, assumed
-from chopper.analyzers.estimates.network import Topology
-from chopper.analyzers.estimates.scaling import (
-    AtScale,
-    Step,
-    at_scale,
-    on_device,
-    waits,
-)
-from chopper.errors import InputError, UsageError
+from chopper.errors import InputError
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
 from chopper.hardware.devices import DevicePeaks, Reach, host_rates_of
 
@@ -55,16 +46,16 @@ class OfClass(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Projection(Estimate, kw_only=True, frozen=True):
-    """A run carried to another device, and to more ranks."""
+    """Times of a recorded run, or of a captured module, on another device."""
 
-    SCHEMA: ClassVar[str] = "chopper.estimate.project/1"
+    SCHEMA: ClassVar[str] = "chopper.estimate.project/2"
 
     run: str
     recorded_device: str | None = None
-    """Null: not known, and the run was only carried to more ranks."""
-    target_device: str | None = None
+    """Null for a captured module, which never ran."""
+    target_device: str
     recorded_reach: Reach | None = None
-    target_reach: Reach | None = None
+    target_reach: Reach
     classes: tuple[OfClass, ...]
     unmodelled_ratio: float = 0.0
     """Of the operators' time (captured: calls), what has no FLOP or bytes; it is scaled as the
@@ -91,18 +82,6 @@ class Projection(Estimate, kw_only=True, frozen=True):
     operators_error_ratio: float | None = None
     """Of the operators' times alone: what idle time, which stays as recorded, has no part in."""
     operators_roofline_error_ratio: float | None = None
-    scales: tuple[AtScale, ...] = ()
-    knee_ranks_count: int | None = None
-    knee_cause: str | None = None
-    recorded_ranks_count: int | None = None
-    """Null: no scales were asked for."""
-    recorded_scale_error_ratio: float | None = None
-    """The estimate for as many ranks as were recorded, on the network given, over the recorded
-    step; null also where they do not fill its nodes."""
-    recorded_waiting_ns: int | None = None
-    """That a rank waited for others in the recorded step."""
-    recorded_waiting_always_ns: int | None = None
-    """Of it, for ranks that are always late; null where too few steps tell that from chance."""
 
 
 def between_ns(projection: Projection) -> tuple[float, float]:
@@ -286,23 +265,19 @@ def project(
     operations: pa.Table,
     causes_ns: dict[str, int],
     windows_count: int,
-    here: Side | None = None,
-    there: Side | None = None,
+    here: Side,
+    there: Side,
     checked: tuple[str, pa.Table, dict[str, int]] | None = None,
     checked_windows_count: int = 1,
-    step: Step | None = None,
-    scales_count: tuple[int, ...] = (),
-    topology: Topology | None = None,
 ) -> Projection:
-    """Project a run onto a device, check it against a run there, and onto more ranks.
+    """Project a run onto a device, and compare it with a run recorded there.
 
-    Times are per window (a step of a rank, or the whole trace). Without devices, operators stay as
-    they are and only the number of ranks changes.
+    Times are per window (a step of a rank, or the whole trace).
 
     Raises:
         InputError: nothing in the run can be projected.
     """
-    classes, unmodelled = operators(operations, here, there) if here and there else ((), 0.0)
+    classes, unmodelled = operators(operations, here, there)
     n = windows_count
     listed_ns = sum(c.recorded_ns or 0 for c in classes)
     scale = sum(c.projected_ns for c in classes) / listed_ns if listed_ns else 1.0
@@ -311,29 +286,22 @@ def project(
     recorded_ns = sum(causes_ns.values()) // n
     projected_ns = round((busy_ns * scale + idle_ns + sum(transfer_ns.values())) / n)
     between = None
-    if here and there and unmodelled > 0:
+    if unmodelled > 0:
         without_ns = projected_ns - busy_ns * scale * unmodelled / n
         between = _between(here, there, without_ns, busy_ns * unmodelled / n, projected_ns)
     roofline_ns = round(sum(c.roofline_ns for c in classes) / n)
     check: dict[str, Any] = {}
-    if checked is not None and there:
+    if checked is not None:
         classes, check = _check(
             classes, there, checked, checked_windows_count, n, projected_ns, roofline_ns
         )
-    scaled: dict[str, Any] = {}
-    if step is not None:
-        waited_ns = round(causes_ns.get("communication.wait", 0) / n)
-        scaled = {"recorded_waiting_ns": waited_ns}
-        scaled |= _scaled(step, scale, scales_count, topology or Topology(), recorded_ns)
     return Projection(
-        assumptions=assumed(
-            *("project", "reach") * bool(classes), *("scales",) * bool(scaled.get("scales"))
-        ),
+        assumptions=assumed("project", "reach"),
         run=run,
-        recorded_device=here.device.label if here else None,
-        target_device=there.device.label if there else None,
-        recorded_reach=here.reach if here else None,
-        target_reach=there.reach if there else None,
+        recorded_device=here.device.label,
+        target_device=there.device.label,
+        recorded_reach=here.reach,
+        target_reach=there.reach,
         classes=tuple(_per_window(c, n) for c in classes),
         unmodelled_ratio=unmodelled,
         unmodelled_operators=_unmodelled_operators(operations) if unmodelled else (),
@@ -347,7 +315,6 @@ def project(
         projected_between_ns=between,
         roofline_ns=roofline_ns,
         **check,
-        **scaled,
     )
 
 
@@ -414,32 +381,6 @@ def _check(
     return classes, check
 
 
-def _scaled(
-    step: Step,
-    compute_ratio: float,
-    scales_count: tuple[int, ...],
-    topology: Topology,
-    recorded_ns: int,
-) -> dict[str, Any]:
-    """Return the step on more ranks, and how far the estimate for as many as recorded is off."""
-    error = None
-    with contextlib.suppress(UsageError):
-        (same,), _, _ = at_scale(step, (step.ranks_count,), topology)
-        error = same.step_ns / recorded_ns - 1 if recorded_ns else None
-    scales, knee, cause = at_scale(on_device(step, compute_ratio), scales_count, topology)
-    told = any(place.told for place in step.places)
-    return {
-        "scales": scales,
-        "knee_ranks_count": knee,
-        "knee_cause": cause,
-        "recorded_ranks_count": step.ranks_count,
-        "recorded_scale_error_ratio": error,
-        "recorded_waiting_always_ns": (
-            round(waits(step, step.ranks_count).always_ns) if told else None
-        ),
-    }
-
-
 def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
     """Return names of operators without FLOP and bytes, most time first."""
     times: Counter[str] = Counter()
@@ -449,19 +390,16 @@ def _unmodelled_operators(table: pa.Table) -> tuple[str, ...]:
     return tuple(op for op, _ in times.most_common(_MOST_NAMED))
 
 
-def _carried(causes_ns: dict[str, int], here: Side | None, there: Side | None) -> dict[str, float]:
+def _carried(causes_ns: dict[str, int], here: Side, there: Side) -> dict[str, float]:
     """Return copies and exposed communication on the target; as recorded without known rates."""
     link, host = 1.0, [1.0, 1.0]
-    if here is not None and there is not None:
-        recorded, target = here.device, there.device
-        links = recorded.link_bytes_per_s.value, target.link_bytes_per_s.value
-        if links[0] and links[1]:
-            link = links[0] / links[1]
-        rates = host_rates_of(recorded), host_rates_of(target)
-        if rates[0] and rates[1]:
-            host = [
-                before / after for before, after in zip(rates[0][:2], rates[1][:2], strict=True)
-            ]
+    recorded, target = here.device, there.device
+    links = recorded.link_bytes_per_s.value, target.link_bytes_per_s.value
+    if links[0] and links[1]:
+        link = links[0] / links[1]
+    rates = host_rates_of(recorded), host_rates_of(target)
+    if rates[0] and rates[1]:
+        host = [before / after for before, after in zip(rates[0][:2], rates[1][:2], strict=True)]
     found = {"copy": 0.0, "communication": 0.0}
     for cause, time_ns in causes_ns.items():
         kind = cause.split(".")[0]

@@ -1,15 +1,13 @@
-"""A recorded run on another device, or on more ranks."""
+"""A recorded run on another device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.estimates import Option
-from chopper.analyzers.estimates.network import Topology
 from chopper.analyzers.estimates.project import (
     Projection,
     Side,
@@ -17,21 +15,18 @@ from chopper.analyzers.estimates.project import (
     project,
     project_captured,
 )
-from chopper.analyzers.estimates.scaling import SCALES, recorded_step
 from chopper.cli import _options
 from chopper.cli._shared import attributed
-from chopper.cli.estimates.network import read_topology
 from chopper.errors import UsageError
 from chopper.hardware.devices import DevicePeaks, lookup, named, reach_of
 from chopper.quantities import between
-from chopper.reports.estimate import estimate_page, listing, stacked_figure
-from chopper.reports.figures import lines
+from chopper.reports.estimate import estimate_page, stacked_figure
 from chopper.reports.page import Figure, Page, Section, Table
 from chopper.views import view
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
-    """Project a recorded run onto another device, or more ranks.
+    """Project a recorded run onto another device.
 
     Each operator's recorded time is split into a fixed part and work; work scales with the rates
     that the devices reach. With --check, a run of the same work on the target shows the error per
@@ -42,7 +37,6 @@ class Options(_options.Options, kw_only=True, frozen=True):
       chopper estimate project h100.json.gz --device mi300x --check mi300x.json.gz
       chopper estimate project runs/mine --device b200
       chopper estimate project --module model:make --sequence 8192 --device mi300x
-      chopper estimate project runs/mine --ranks 8 --ranks 1024 --ranks 100000
     """
 
     run: Annotated[str | None, Option("", argument=True)] = None
@@ -70,46 +64,32 @@ class Options(_options.Options, kw_only=True, frozen=True):
         str | None,
         Option("The same work recorded on the target: print the error.", metavar="RUN"),
     ] = None
-    ranks_count: Annotated[
-        tuple[int, ...],
-        Option(
-            "Project training to N ranks; may be repeated. 0 < N ≤ 100000; use 100000 for all "
-            "scales.",
-            metavar="N",
-        ),
-    ] = ()
-    topology: Annotated[
-        Path | None,
-        Option(
-            "The network, .json or .yaml.  [default: HGX H100, 400 Gb/s per GPU]", metavar="FILE"
-        ),
-    ] = None
 
 
-_OF_A_RUN = ("from_device", "check", "ranks_count", "topology")
+_OF_A_RUN = ("from_device", "check")
 _OF_A_MODULE = ("batch_count", "sequence_count", "precision")
 
 
 def estimate(options: Options) -> Projection:
-    """Return a run, or a captured module, on another device or more ranks."""
+    """Return a run, or a captured module, on another device."""
     if options.clock_mhz is not None:
         between(options.clock_mhz, 1, 1e4, "--clock in MHz")
     options.exactly_one("run", "module", missing="nothing to project given")
+    if options.device is None:
+        raise UsageError("nothing to project onto; give --device")
+    target = named(options.device)
     if options.module is not None:
-        return _captured(options.module, options)
-    return _recorded(options.run or "", options)
+        return _captured(options.module, options, target)
+    return _recorded(options.run or "", options, target)
 
 
-def _captured(module: str, options: Options) -> Projection:
+def _captured(module: str, options: Options, target: DevicePeaks) -> Projection:
     from chopper.cli.output import progress
     from chopper.collectors.fake_tensors import capture_operators
 
     wrong = options.first_given(*_OF_A_RUN)
     if wrong:
         raise UsageError(f"{wrong} contradicts --module, which never ran; give a RUN")
-    if options.device is None:
-        raise UsageError("--module needs a device to be projected onto; give --device")
-    target = named(options.device)
     with progress("capturing the module"):
         captured = capture_operators(
             module,
@@ -125,31 +105,16 @@ def _captured(module: str, options: Options) -> Projection:
     )
 
 
-def _recorded(run: str, options: Options) -> Projection:
-    ranks = options.ranks_count
+def _recorded(run: str, options: Options, target: DevicePeaks) -> Projection:
     wrong = options.first_given(*_OF_A_MODULE)
     if wrong:
         raise UsageError(f"{wrong} needs --module; a run has its own")
-    if options.device is None and not ranks:
-        raise UsageError("nothing to project onto; give --device, --ranks, or both")
-    if options.topology is not None and not ranks:
-        raise UsageError("--topology needs --ranks, the number of them on that network")
-    if options.check is not None and options.device is None:
-        raise UsageError("--check needs --device, the device of that run")
-    if max(ranks, default=0) > SCALES[-1]:
-        raise UsageError(f"--ranks: found {max(ranks)}, expected at most {SCALES[-1]}")
-    topology = read_topology(options.topology) if options.topology else Topology()
-    target = named(options.device) if options.device is not None else None
     attribution = attributed([run])
-    recorded = None
-    # Scaling alone needs no device: the operators stay as they are.
-    if target is not None or options.from_device is not None:
-        _check_device_events(attribution, run)
-        recorded = recorded_on(attribution, run, options.from_device)
-    target = target or recorded
+    _check_device_events(attribution, run)
+    recorded = recorded_on(attribution, run, options.from_device)
     checked = None
     checked_windows_count = 1
-    if options.check is not None and target is not None:
+    if options.check is not None:
         other = attributed([options.check])
         _check_device_events(other, f"--check {options.check}")
         theirs = recorded_on(other, options.check)
@@ -159,7 +124,6 @@ def _recorded(run: str, options: Options) -> Projection:
             )
         checked = options.check, view(other, "operations"), _causes_ns(other)
         checked_windows_count = _windows_count(other)
-    scales = (*(n for n in SCALES if n < ranks[0]), ranks[0]) if len(ranks) == 1 else ranks
     return _project(
         attribution,
         run,
@@ -168,9 +132,6 @@ def _recorded(run: str, options: Options) -> Projection:
         clock_hz=options.clock_mhz and options.clock_mhz * 1e6,
         checked=checked,
         checked_windows_count=checked_windows_count,
-        step=recorded_step(attribution) if ranks else None,
-        scales_count=scales,
-        topology=topology,
     )
 
 
@@ -183,8 +144,8 @@ def _project(
     attribution: Attributed,
     run: str,
     *,
-    here: DevicePeaks | None,
-    there: DevicePeaks | None,
+    here: DevicePeaks,
+    there: DevicePeaks,
     clock_hz: float | None = None,
     **asked: Any,
 ) -> Projection:
@@ -193,8 +154,8 @@ def _project(
         operations=view(attribution, "operations"),
         causes_ns=_causes_ns(attribution),
         windows_count=_windows_count(attribution),
-        here=Side(here, reach_of(here)) if here else None,
-        there=Side(there, reach_of(there), clock_hz) if there else None,
+        here=Side(here, reach_of(here)),
+        there=Side(there, reach_of(there), clock_hz),
         **asked,
     )
 
@@ -215,9 +176,7 @@ def _check_device_events(attribution: Attributed, source: str) -> None:
         where = "" if len(without) == len(ranks) else f" of rank {without[0]}"
         raise UsageError(
             f"{source}: found operators{where} timed on the CPU only, expected device events; "
-            f"record "
-            "on a device, project the module captured (--module), or carry the run to more ranks "
-            "without a device (--ranks)"
+            "record on a device, or project the module captured (--module)"
         )
 
 
@@ -243,11 +202,10 @@ def recorded_on(attribution: Attributed, source: str, stated: str | None = None)
 
 _NEGLIGIBLE_RATIO = 0.02
 """Share of operators' time: where less than this has no model, it needs no range."""
-_MOST_TICKS = 10
 
 
 def page(result: Projection) -> Page:
-    """Return classes on both devices, the check, and the step at each scale."""
+    """Return the page: time by class on both devices, and the error against a run there."""
     return estimate_page(
         result,
         title="Projection",
@@ -256,14 +214,8 @@ def page(result: Projection) -> Page:
         assumes=_assumes(result),
         remedy=_remedy(result),
         facts=_facts(result),
-        figures=(
-            *((_classes_figure(result),) if result.classes else ()),
-            *((_scales_figure(result),) if result.scales else ()),
-        ),
-        sections=(
-            *((_classes(result),) if result.classes else ()),
-            *((_scales(result),) if result.scales else ()),
-        ),
+        figures=(_classes_figure(result),),
+        sections=(_classes(result),),
     )
 
 
@@ -278,29 +230,13 @@ def _headline(result: Projection) -> str:
             f"{fmt.duration(result.projected_ns)} on {result.target_device}; recorded there "
             f"{fmt.duration(result.checked_ns)} ({fmt.percent(result.error_ratio, '+.1f')})."
         )
-    if result.target_device is not None:
-        return (
-            f"{fmt.duration(result.projected_ns)} ({fmt.interval(between_ns(result))}) on "
-            f"{result.target_device}; recorded {fmt.duration(result.recorded_ns)}."
-        )
-    first, last = result.scales[0], result.scales[-1]
-    bounds = sorted((last.step_ns, last.others_differ_step_ns))
-    between = f" ({fmt.interval(bounds)})" if bounds[0] < bounds[1] else ""
     return (
-        f"A step of {fmt.duration(first.step_ns)} on {fmt.count(first.ranks_count)} ranks becomes "
-        f"{fmt.duration(last.step_ns)}{between} on {fmt.count(last.ranks_count)}."
+        f"{fmt.duration(result.projected_ns)} ({fmt.interval(between_ns(result))}) on "
+        f"{result.target_device}; recorded {fmt.duration(result.recorded_ns)}."
     )
 
 
 def _limit(result: Projection) -> str:
-    if result.scales:
-        last = result.scales[-1]
-        if result.knee_ranks_count is None:
-            return f"nothing yet: {fmt.ratio(last.efficiency_ratio)} efficient on the most ranks"
-        return (
-            f"{result.knee_cause}, from {fmt.count(result.knee_ranks_count)} ranks on; "
-            f"{fmt.ratio(last.efficiency_ratio)} efficient on the most"
-        )
     longest = max(result.classes, key=lambda c: c.projected_ns)
     recorded = "" if longest.recorded_ns is None else f" ({fmt.duration(longest.recorded_ns)} now)"
     return f"{longest.operator_class}, {fmt.duration(longest.projected_ns)}{recorded}"
@@ -309,8 +245,6 @@ def _limit(result: Projection) -> str:
 def _assumes(result: Projection) -> str:
     if result.recorded_ns is None:
         return "each operator at the rate that well-shaped work reaches; nothing is calibrated"
-    if result.scales:
-        return "further ranks are like the middle recorded one; as much is hidden"
     between = "; range: errors of ten projections" if result.error_ratio is None else ""
     return f"same operators and idle time{between}"
 
@@ -318,12 +252,6 @@ def _assumes(result: Projection) -> str:
 def _remedy(result: Projection) -> str:
     if result.recorded_ns is None:
         return "a recorded run instead of --module, which calibrates the estimate"
-    if result.scales:
-        if result.knee_ranks_count is None:
-            return "--ranks N, to find where efficiency falls below 80 %"
-        if result.knee_cause == "exposed transfer":
-            return f"fewer than {fmt.count(result.knee_ranks_count)} ranks, or another --topology"
-        return "chopper analyze RUN --view stragglers, for the rank that is waited for"
     if result.error_ratio is not None:
         return "--details, for the error of each class of operators"
     return "--check RUN, the same work recorded there, for the error"
@@ -347,28 +275,6 @@ def _facts(result: Projection) -> Iterator[str]:
             f"against {result.checked_run}: {fmt.percent(error, '+.1f')}; the uncalibrated "
             f"roofline {fmt.percent(roofline, '+.1f')}, "
             f"{abs(roofline) / max(abs(error), 1e-3):.1f} times as far off"
-        )
-    if not result.scales:
-        return
-    yield (
-        f"knee at {fmt.count(result.knee_ranks_count)} ranks, by {result.knee_cause}"
-        if result.knee_ranks_count
-        else "no knee: efficiency stays above 80 % at every scale"
-    )
-    if result.recorded_scale_error_ratio is not None:
-        waiting_ns, always_ns = result.recorded_waiting_ns or 0, result.recorded_waiting_always_ns
-        of = " (too few steps to tell ranks that are always late from chance)"
-        if always_ns is not None:
-            of = (
-                f" ({fmt.duration(always_ns)} for ranks that are always late, "
-                f"{fmt.duration(max(waiting_ns - always_ns, 0))} by chance)"
-            )
-        yield (
-            f"recorded: {fmt.duration(result.recorded_ns)} on "
-            f"{fmt.plural(result.recorded_ranks_count or 0, 'rank')}, of it waiting for other "
-            f"ranks {fmt.duration(result.recorded_waiting_ns)}{of if waiting_ns else ''}; the "
-            "estimate for as many on this network is off by "
-            f"{fmt.percent(result.recorded_scale_error_ratio, '+.1f')}"
         )
 
 
@@ -446,44 +352,3 @@ def _classes_figure(result: Projection) -> Figure:
             bars[name] = times | ({"not computing": rest} if result.recorded_ns else {})
     figure = stacked_figure(bars, x="ms per step or trace")
     return Figure(name="project", title="By class", figure=figure)
-
-
-def _scales(result: Projection) -> Section:
-    return listing(
-        "One step at each scale, by cause",
-        result.scales,
-        {
-            "ranks": "ranks_count",
-            "step": "step_ns",
-            "compute": "compute_ns",
-            "idle": "idle_ns",
-            "copies": "copy_ns",
-            "always late": "waiting_always_ns",
-            "by chance": lambda s: fmt.duration(s.waiting_ns - s.waiting_always_ns),
-            "transfer": "transfer_ns",
-            "efficiency": "efficiency_ratio",
-            "others differ": "others_differ_step_ns",
-        },
-        words=0,
-        note="waiting for ranks that are always late, and by chance; exposed transfer; efficiency "
-        "relative to the fewest ranks; the step if further ranks differ as much as the recorded "
-        "ones",
-    )
-
-
-def _scales_figure(result: Projection) -> Figure:
-    labelled = result.scales[:: 2 if len(result.scales) > _MOST_TICKS else 1]
-    ranks = [float(s.ranks_count) for s in result.scales]
-    figure = lines(
-        {
-            "step": (ranks, [s.step_ns / 1e6 for s in result.scales]),
-            "exposed transfer": (ranks, [s.transfer_ns / 1e6 for s in result.scales]),
-            "waiting": (ranks, [s.waiting_ns / 1e6 for s in result.scales]),
-        },
-        x="ranks",
-        y="ms per step",
-        log_x=True,
-        x_ticks={float(s.ranks_count): fmt.count(s.ranks_count) for s in labelled},
-        marks={"knee": float(result.knee_ranks_count)} if result.knee_ranks_count else None,
-    )
-    return Figure(name="scales", title="Step by number of ranks", figure=figure)

@@ -4,15 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
-from chopper.analyzers.estimates.network import Topology, collective_time_s
 from chopper.analyzers.estimates.project import (
     Side,
     operator_class,
@@ -20,7 +15,6 @@ from chopper.analyzers.estimates.project import (
     project,
     project_captured,
 )
-from chopper.analyzers.estimates.scaling import SCALES, Collective, Step, at_scale, step_of
 from chopper.cli import cli
 from chopper.cli.estimates.project import page
 from chopper.errors import ChopperError, InputError, UsageError
@@ -133,141 +127,6 @@ def test_every_device_of_the_list_reaches_less_than_its_peak() -> None:
         assert 0 < found.products < 1
         assert 0 < found.memory < 1
         assert found.source
-
-
-STEP = Step(
-    ranks_count=8,
-    compute_ns=100e6,
-    compute_spread_ns=1e6,
-    idle_ns=5e6,
-    copy_ns=1e6,
-    exposed_ns=10e6,
-    communication_ns=40e6,
-    collectives=(
-        Collective(name="all_gather", count=64, size_bytes=400_000_000),
-        Collective(name="reduce_scatter", count=32, size_bytes=400_000_000),
-    ),
-)
-
-
-@given(spread=st.floats(0, 1e7), exposed=st.floats(0, 4e7), size=st.integers(1, 10**10))
-def test_the_parts_of_a_scale_sum_to_its_step(spread: float, exposed: float, size: int) -> None:
-    step = msgspec.structs.replace(
-        STEP,
-        compute_spread_ns=spread,
-        exposed_ns=exposed,
-        collectives=(Collective(name="all_reduce", count=3, size_bytes=size),),
-    )
-    rows, _, _ = at_scale(step, SCALES, Topology())
-    assert [r.ranks_count for r in rows] == list(SCALES)
-    for row in rows:
-        parts = (row.compute_ns, row.idle_ns, row.copy_ns, row.waiting_ns, row.transfer_ns)
-        assert sum(parts) == row.step_ns
-    waits = [r.waiting_ns for r in rows]
-    assert waits == sorted(waits)
-
-
-def test_the_knee_is_named_with_its_cause() -> None:
-    slow = Topology(network_link_bytes_per_s=5e9)
-    rows, knee, cause = at_scale(STEP, SCALES, slow)
-    assert knee == 16
-    assert cause == "exposed transfer"
-    assert rows[1].efficiency_ratio < 0.8 <= rows[0].efficiency_ratio
-    noisy = msgspec.structs.replace(STEP, compute_spread_ns=20e6, collectives=())
-    _, knee, cause = at_scale(noisy, SCALES, Topology())
-    assert knee is not None
-    assert cause == "waiting for the slowest rank"
-    quiet = msgspec.structs.replace(STEP, compute_spread_ns=0.0, collectives=())
-    assert at_scale(quiet, SCALES, Topology())[1:] == (None, None)
-
-
-def test_groups_of_adjacent_ranks_stay_as_large_and_others_grow() -> None:
-    """Eight ranks recorded as 4 × tensor parallel over 2 replicas."""
-    one = Collective(name="all_reduce", count=2, size_bytes=10**9, group_count=4, adjacent=True)
-    quiet = {"compute_ns": 1.0, "compute_spread_ns": 0.0, "exposed_ns": 10e6}
-    inner = msgspec.structs.replace(STEP, **quiet, communication_ns=10e6, collectives=(one,))
-    rows, _, _ = at_scale(inner, (8, 1024), Topology())
-    expected = 2 * collective_time_s("all_reduce", 1e9, 4, algorithm="ring") * 1e9
-    assert [r.transfer_ns for r in rows] == [pytest.approx(expected, abs=1)] * 2
-    wide = msgspec.structs.replace(one, group_count=2, adjacent=False)
-    outer = msgspec.structs.replace(inner, collectives=(wide,))
-    rows, _, _ = at_scale(outer, (8, 1024), Topology())
-    # 4 ranks apart: 256 of 1024, of which 2 share a node and its two ports.
-    apart = Topology(ranks_per_node_count=2)
-    expected = (
-        2
-        * 1e9
-        * min(
-            collective_time_s("all_reduce", 1e9, 256, apart, a)
-            for a in ("ring", "tree", "hierarchical")
-        )
-    )
-    assert rows[1].transfer_ns == pytest.approx(expected, abs=1)
-
-
-def test_a_rank_counts_the_collectives_of_its_own_groups_only() -> None:
-    shape = {"collective": "allreduce", "message_bytes": 10**6, "transfer_ns": 50}
-    rows = [shape | {"rank_count": 2, "ranks": ranks} for ranks in ("0-1", "2-3", "0,2", "1,3")] + [
-        shape | {"rank_count": 4, "ranks": "0-3"}
-    ]
-    step = step_of(
-        {"compute.vector.ideal": 8, "communication.transfer.no_peak": 4},
-        np.zeros(4),
-        steps_count=1,
-        ranks_count=4,
-        matched=pa.Table.from_pylist(rows),
-    )
-    found = {(c.group_count, c.adjacent): c.count for c in step.collectives}
-    assert found == {(2, True): 1, (2, False): 1, (None, False): 1}
-    assert step.communication_ns == 150
-
-
-def test_the_estimate_for_the_recorded_ranks_is_held_against_the_recording() -> None:
-    causes = {"compute.vector.ideal": 800, "communication.wait": 800}
-    step = msgspec.structs.replace(
-        STEP, compute_ns=100, compute_spread_ns=0, idle_ns=0, copy_ns=0, collectives=()
-    )
-    found = project(
-        run="r",
-        operations=table(),
-        causes_ns=causes,
-        windows_count=8,
-        step=step,
-        scales_count=(8, 64),
-    )
-    assert (found.recorded_ns, found.recorded_ranks_count, found.recorded_waiting_ns) == (
-        200,
-        8,
-        100,
-    )
-    assert found.recorded_scale_error_ratio == pytest.approx(-0.5)
-
-
-def test_the_number_of_ranks_asked_for_is_among_the_scales(traces_dir: Path) -> None:
-    run = str(traces_dir / "param/v100-dlrm-8ranks")
-    done = CliRunner().invoke(cli, ["estimate", "project", run, "--ranks", "24", "--json"])
-    assert done.exit_code == 0, done.output
-    assert [s["ranks_count"] for s in json.loads(done.stdout)["scales"]] == [8, 16, 24]
-
-
-def test_ranks_that_do_not_fill_nodes_are_refused() -> None:
-    with pytest.raises(UsageError, match="multiple of 8"):
-        at_scale(STEP, (12,), Topology())
-
-
-def test_a_run_is_carried_to_more_ranks_without_a_device() -> None:
-    found = project(
-        run="r",
-        operations=WORK,
-        causes_ns={"compute.ideal": 100, "idle.call": 10},
-        windows_count=1,
-        step=STEP,
-        scales_count=(8, 64),
-    )
-    assert found.classes == ()
-    assert found.target_device is None
-    assert found.projected_ns == found.recorded_ns == 110
-    assert len(found.scales) == 2
 
 
 def test_transfer_goes_with_the_links_and_copies_with_pcie() -> None:
@@ -395,10 +254,7 @@ def test_what_has_no_model_is_named() -> None:
         (("--device", "cpu"), "found a CPU, expected an accelerator"),
         (("--device", "h100-sxm", "--from-device", "CPU"), "device 'CPU': found a CPU"),
         (("--device", "h100-smx"), "did you mean h100-sxm"),
-        (("--device", "h100-sxm", "--topology", "x.json"), "--topology needs --ranks"),
-        (("--ranks", "8", "--check", "x"), "--check needs --device"),
-        (("--ranks", "200000"), "expected at most 100000"),
-        (("--ranks", "-8"), "more than zero"),
+        (("--check", "x"), "nothing to project onto"),
         (("--module", "m:f"), "RUN and --module contradict"),
         (("--batch", "2", "--device", "h100-sxm"), "--batch needs --module"),
     ],
@@ -512,11 +368,8 @@ def test_bags_and_recurrent_layers_are_captured_and_values_are_not(
     ("options", "message"),
     [
         ((), "nothing to project given"),
-        (("--module", "m:f"), "needs a device"),
-        (
-            ("--module", "m:f", "--ranks", "8", "--device", "h100-sxm"),
-            "--ranks contradicts --module",
-        ),
+        (("--module", "m:f"), "nothing to project onto"),
+        (("--module", "m:f", "--check", "x", "--device", "b200"), "--check contradicts --module"),
         (("--module", "m", "--device", "h100-sxm"), "package.module:factory"),
         (("--module", "m:f", "--device", "h100-sxm", "--precision", "int8"), "expected bf16"),
     ],
