@@ -9,13 +9,12 @@ over Ethernet for distributed AI training at Meta scale", SIGCOMM 2024).
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from chopper.analyzers.estimates import Estimate, Option, assumed
-from chopper.analyzers.estimates.flows import Simulated, check_counts, simulate, too_many
 from chopper.errors import UsageError
 from chopper.quantities import between, one_of, positive
 
@@ -25,11 +24,12 @@ Collective = Literal[
 Algorithm = Literal["ring", "tree", "hierarchical"]
 
 
-_MOST_RANKS = 10**7
+_MAX_RANKS = 10**7
+_MAX_UPLINKS = 25_000
 
 
 class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Nodes of some ranks, links within and between them; rates are of one direction, per rank.
+    """Nodes with their ranks and links; rates are per rank and of one direction.
 
     The defaults are HGX H100 with one 400 Gb/s port per GPU; latencies are NCCL's Simple ring's.
     """
@@ -51,9 +51,10 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     source: str = "HGX H100, 400 Gb/s per GPU: datasheet rates, NCCL's latencies"
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive, or no network's."""
+        """Raise UsageError, which names the field, for an impossible network."""
         for suffix, least, most in (
-            ("_count", 1, _MOST_RANKS),
+            ("_node_count", 1, _MAX_RANKS),
+            ("uplinks_count", 1, _MAX_UPLINKS),
             ("_bytes_per_s", 1, 1e18),
             ("_latency_s", 1e-12, 3600),
         ):
@@ -66,8 +67,11 @@ HGX_H100 = Topology()
 
 
 def bus_factor(collective: str, ranks_count: int) -> float:
-    """nccl-tests: busbw = algbw × this; algbw = S ÷ t, with S the whole array for gathers too."""
-    between(ranks_count, 2, _MOST_RANKS, "ranks")
+    """Return nccl-tests' bus factor: busbw = algbw × factor.
+
+    algbw = S ÷ t, where S is the whole array for gathers too.
+    """
+    between(ranks_count, 2, _MAX_RANKS, "ranks")
     name = one_of("collective", collective, get_args(Collective))
     n = ranks_count
     if name == "all_reduce":
@@ -75,7 +79,8 @@ def bus_factor(collective: str, ranks_count: int) -> float:
     return 1.0 if name in ("broadcast", "reduce") else (n - 1) / n
 
 
-def _nodes(ranks_count: int, topology: Topology) -> int:
+def nodes_of(ranks_count: int, topology: Topology) -> int:
+    """Return the number of nodes; raise UsageError if the ranks do not fill them."""
     per_node = topology.ranks_per_node_count
     if ranks_count > per_node and ranks_count % per_node:
         raise UsageError(
@@ -92,12 +97,12 @@ is between."""
 
 
 def ring_steps(collective: str, ranks_count: int) -> int:
-    """Steps one after the other: 2(n−1) for all-reduce, else n−1."""
+    """Return the number of sequential steps: 2(n−1) for all-reduce, else n−1."""
     return (2 if collective == "all_reduce" else 1) * (ranks_count - 1)
 
 
 def algorithms_of(collective: str) -> tuple[str, ...]:
-    """Algorithms that a collective has."""
+    """Return the algorithms that a collective has."""
     if collective == "all_reduce":
         return get_args(Algorithm)
     return ("ring", "tree") if collective in ("broadcast", "reduce") else ("ring",)
@@ -130,8 +135,8 @@ def collective_time_s(
         known = " and ".join(algorithms_of(name))
         raise UsageError(f"algorithm {kind}: not of {name}, which has {known}")
     positive(size_bytes, "size")
-    between(ranks_count, 2, _MOST_RANKS, "ranks")
-    n, nodes = ranks_count, _nodes(ranks_count, topology)
+    between(ranks_count, 2, _MAX_RANKS, "ranks")
+    n, nodes = ranks_count, nodes_of(ranks_count, topology)
     group, crossing, both = n // nodes, nodes > 1, 2 if name == "all_reduce" else 1
     near_s, far_s = topology.node_latency_s, topology.network_latency_s
     near, far = topology.node_link_bytes_per_s, topology.network_link_bytes_per_s
@@ -168,153 +173,72 @@ class Timed(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Spread(msgspec.Struct, kw_only=True, frozen=True):
-    """Load of the uplinks by hashing, mean over trials."""
+    """Load of the uplinks by hashing, mean over draws."""
 
     flows_count: int
     queue_pairs_count: int
     uplinks_count: int
-    failed_count: int
     max_over_mean_ratio: float
-    """Load of the fullest uplink over what each would carry if all of them worked and shared
-    evenly."""
+    """Load of the fullest uplink over the mean load."""
     standard_error_ratio: float
     p95_ratio: float
     throughput_ratio: float
-    """Of what even sharing would give: 1 ÷ max over mean."""
+    """Relative to even sharing: 1 ÷ max over mean."""
     gain_ratio: float
-    """Times the throughput of plain ECMP (one queue pair), failures alike."""
+    """Throughput over that of plain ECMP (one queue pair), if the uplinks are the bottleneck."""
+    gain_with_headroom_ratio: float
+    """The same if the uplinks together have 20 % more bandwidth than the ports below them."""
 
 
-def spread(
-    flows_count: int,
-    queue_pairs_count: int,
-    uplinks_count: int,
-    *,
-    failed_count: int = 0,
-    trials_count: int = 4000,
-    seed: int = 0,
-) -> tuple[float, float, float]:
-    """Hash flows × queue pairs onto the working uplinks, uniformly; the fullest one decides.
+HEADROOM_RATIO = 1.2
+_DRAWS = 4000
+_MAX_PIECES = 10**9
 
-    A failed uplink's queue pairs are hashed onto the others.
 
-    Returns:
-        Mean of max ÷ mean, its standard error, and the 95th percentile, over trials.
-    """
-    check_counts(
-        failed_count,
-        uplinks_count,
-        flows=flows_count,
-        queue_pairs=queue_pairs_count,
-        trials=trials_count,
-    )
-    if seed < 0:
-        raise UsageError(f"seed: found {seed}, expected 0 or more")
-    pieces = flows_count * queue_pairs_count
-    for name, value, most in (
-        ("flows × queue pairs", pieces, 10**9),
-        ("uplinks × trials", uplinks_count * trials_count, 10**8),
-    ):
-        if value > most:
-            raise UsageError(
-                f"{name}: {value:.3g} are more than can be simulated, at most {most:.0e}"
-            )
-    working = uplinks_count - failed_count
-    loads = np.random.default_rng(seed).multinomial(
-        pieces, np.full(working, 1 / working), size=trials_count
-    )
-    fullest = loads.max(1) / (pieces / uplinks_count)
-    error = float(fullest.std() / np.sqrt(trials_count))
-    return float(fullest.mean()), error, float(np.quantile(fullest, 0.95))
+def _fullest_over_mean(pieces: int, uplinks_count: int) -> np.ndarray:
+    """Hash so many flows or queue pairs onto uplinks: max ÷ mean load of each draw, (draws,)."""
+    if pieces > _MAX_PIECES:
+        raise UsageError(
+            f"flows × queue pairs: {pieces:.3g} are more than can be drawn, at most "
+            f"{_MAX_PIECES:.0e}"
+        )
+    even = np.full(uplinks_count, 1 / uplinks_count)
+    loads = np.random.default_rng(0).multinomial(pieces, even, size=_DRAWS)
+    return np.asarray(loads.max(1) / (pieces / uplinks_count))
 
 
 def ecmp(
-    flows_count: int,
-    uplinks_count: int,
-    queue_pairs: tuple[int, ...] = (1, 4, 16),
-    *,
-    failed_count: int = 0,
-    trials_count: int = 4000,
-    seed: int = 0,
+    flows_count: int, uplinks_count: int, queue_pairs: tuple[int, ...] = (1, 4, 16)
 ) -> tuple[Spread, ...]:
     """Compare plain ECMP (one queue pair per flow) with E-ECMP (several).
 
+    Flows × queue pairs are hashed onto the uplinks, uniformly; the fullest one decides.
+
     Raises:
-        UsageError: as :func:`spread`.
+        UsageError: a count below 1, or more than can be drawn.
     """
-    options = {"failed_count": failed_count, "trials_count": trials_count, "seed": seed}
-    by_count = {
-        count: spread(flows_count, count, uplinks_count, **options) for count in (1, *queue_pairs)
-    }
+    between(flows_count, 1, _MAX_PIECES, "flows")
+    between(min(queue_pairs), 1, _MAX_PIECES, "queue pairs")
+    between(uplinks_count, 1, _MAX_UPLINKS, "uplinks")
+    fullest = {n: _fullest_over_mean(flows_count * n, uplinks_count) for n in {1, *queue_pairs}}
+
+    def gain(count: int, headroom_ratio: float) -> float:
+        plain, spread_out = (np.maximum(fullest[n], headroom_ratio).mean() for n in (1, count))
+        return float(plain / spread_out)
+
     return tuple(
         Spread(
             flows_count=flows_count,
-            queue_pairs_count=count,
+            queue_pairs_count=n,
             uplinks_count=uplinks_count,
-            failed_count=failed_count,
-            max_over_mean_ratio=by_count[count][0],
-            standard_error_ratio=by_count[count][1],
-            p95_ratio=by_count[count][2],
-            throughput_ratio=1 / by_count[count][0],
-            gain_ratio=by_count[1][0] / by_count[count][0],
+            max_over_mean_ratio=float(fullest[n].mean()),
+            standard_error_ratio=float(fullest[n].std() / np.sqrt(_DRAWS)),
+            p95_ratio=float(np.quantile(fullest[n], 0.95)),
+            throughput_ratio=1 / float(fullest[n].mean()),
+            gain_ratio=gain(n, 1.0),
+            gain_with_headroom_ratio=gain(n, HEADROOM_RATIO),
         )
-        for count in queue_pairs
-    )
-
-
-class Incast(msgspec.Struct, kw_only=True, frozen=True):
-    """Many senders to one receiver, with and without receiver-driven admission."""
-
-    senders_count: int
-    admitted_count: int
-    """At once; as many as senders: no admission."""
-    finish_s: float
-    peak_queue_bytes: int
-    paused_ratio: float
-    """Share of the time that upstream ports are paused by PFC, and all that shares them with it."""
-
-
-_BUFFER_BYTES, _CHANNEL_BYTES = 2**20, 2**18
-"""Of the switch's port, and of what a receiver admits at a time."""
-_ROUND_TRIP_S = 10e-6
-
-
-def incast(
-    senders_count: int,
-    message_bytes: float,
-    *,
-    link_bytes_per_s: float = 50e9,
-    admitted_count: int | None = None,
-) -> Incast:
-    """Fluid model of an incast: all links alike, the receiver's is the bottleneck.
-
-    Without admission every sender sends at line rate: the queue at the last switch grows by
-    (N − 1)·B until the buffer makes PFC pause the ports above, which then run 1/N of the time. With
-    admission the receiver grants as many senders as it has channel buffers, and what is under way
-    is at most channels × their size. Either way the messages take N·M/B; a single channel waits
-    a round trip per grant.
-    """
-    between(senders_count, 1, _MOST_RANKS, "senders")
-    positive(message_bytes, "message")
-    positive(link_bytes_per_s, "link")
-    at_once = senders_count if admitted_count is None else min(admitted_count, senders_count)
-    positive(at_once, "admitted senders")
-    finish_s = senders_count * message_bytes / link_bytes_per_s
-    limited = admitted_count is not None and at_once < senders_count
-    if limited and at_once * _CHANNEL_BYTES < link_bytes_per_s * _ROUND_TRIP_S:
-        # Too few grants to cover the round trip: the link idles between them.
-        finish_s *= link_bytes_per_s * _ROUND_TRIP_S / (at_once * _CHANNEL_BYTES)
-    under_way = min(_CHANNEL_BYTES, message_bytes) if limited else message_bytes
-    wanted = (at_once - 1) * under_way
-    full = wanted > _BUFFER_BYTES
-    filling_s = _BUFFER_BYTES / ((at_once - 1) * link_bytes_per_s) if full else 0.0
-    paused = (1 - 1 / at_once) * max(0.0, 1 - filling_s / finish_s) if full else 0.0
-    return Incast(
-        senders_count=senders_count,
-        admitted_count=at_once,
-        finish_s=finish_s,
-        peak_queue_bytes=int(min(wanted, _BUFFER_BYTES)),
-        paused_ratio=paused,
+        for n in queue_pairs
     )
 
 
@@ -338,7 +262,10 @@ TABLE_RANKS_COUNT = 16
 
 
 def interconnect_table() -> tuple[Interconnect, ...]:
-    """Published fine-tuning of 12 B parameters on two nodes of 8 GPUs: V = 2(n−1)/n × 2 B × N."""
+    """Return the published fine-tuning of 12 B parameters on two nodes of 8 GPUs.
+
+    V = 2(n−1)/n × 2 B × N.
+    """
     volume = bus_factor("all_reduce", TABLE_RANKS_COUNT) * 2 * TABLE_PARAMETERS_COUNT
     return tuple(
         Interconnect(
@@ -355,7 +282,7 @@ def interconnect_table() -> tuple[Interconnect, ...]:
 class Network(Estimate, kw_only=True, frozen=True):
     """Times of a collective, the spread of its flows, and the interconnect table."""
 
-    SCHEMA: ClassVar[str] = "chopper.estimate.network/1"
+    SCHEMA: ClassVar[str] = "chopper.estimate.network/2"
 
     topology: Topology
     collective: str
@@ -363,11 +290,6 @@ class Network(Estimate, kw_only=True, frozen=True):
     nodes_count: int
     times: tuple[Timed, ...]
     spreads: tuple[Spread, ...]
-    simulations: tuple[Simulated, ...]
-    """The same flows from first to last byte: as they are, with room on the uplinks, with uplinks
-    that fail half way, and many to a receiver without and with admission; none where they are too
-    many to simulate."""
-    incasts: tuple[Incast, ...]
     interconnects: tuple[Interconnect, ...]
 
 
@@ -375,60 +297,27 @@ SIZES_BYTES = tuple(4**k for k in range(5, 17))
 """1 KiB … 4 GiB."""
 
 
-HEADROOM_RATIO = 1.2
-FLOWS_PER_RECEIVER_COUNT = 8
-ADMITTED_COUNT = 4
-_INCAST_TRIALS = 16
-"""Receivers' ports bound these, whatever the hash: they scatter less, and take longer."""
-
-
-def _simulations(
-    flows: int, uplinks: int, queue_pairs: tuple[int, ...], failed: int, seed: int
-) -> tuple[Simulated, ...]:
-    if too_many(flows, queue_pairs, uplinks):
-        return ()
-    receivers = max(1, flows // FLOWS_PER_RECEIVER_COUNT)
-    incast = {"receivers_count": receivers, "trials_count": _INCAST_TRIALS}
-    ways: list[tuple[tuple[int, ...], dict[str, Any]]] = [
-        (queue_pairs, {}),
-        (tuple(dict.fromkeys((1, queue_pairs[-1]))), {"headroom_ratio": HEADROOM_RATIO}),
-    ]
-    if uplinks > 1:
-        ways.append((queue_pairs, {"failed_count": failed or 1}))
-    if receivers < flows:
-        ways.append((queue_pairs[-1:], incast))
-        ways.append((queue_pairs[-1:], {**incast, "admitted_count": ADMITTED_COUNT}))
-    return tuple(
-        result
-        for counts, options in ways
-        for result in simulate(flows, uplinks, counts, seed=seed, **options)
-    )
-
-
 def network(
     *,
     collective: str = "all_reduce",
     ranks_count: int = 16,
     sizes_bytes: tuple[int, ...] = SIZES_BYTES,
-    algorithms: tuple[str, ...] | None = None,
     topology: Topology = HGX_H100,
     flows_count: int = 128,
     queue_pairs: tuple[int, ...] = (1, 4, 16),
-    failed_count: int = 0,
-    senders_count: int = 32,
-    trials_count: int = 4000,
-    seed: int = 0,
 ) -> Network:
-    """Return times, spread and incast of one collective on one network.
+    """Return times of one collective on one network, the spread of flows, and interconnects.
 
     Raises:
         UsageError: unknown names, or sizes that make no sense.
     """
     name = one_of("collective", collective, get_args(Collective))
-    chosen = algorithms or algorithms_of(name)
     times = []
     for size in sizes_bytes:
-        of_size = {a: collective_time_s(name, size, ranks_count, topology, a) for a in chosen}
+        of_size = {
+            algorithm: collective_time_s(name, size, ranks_count, topology, algorithm)
+            for algorithm in algorithms_of(name)
+        }
         best = min(of_size, key=lambda a: of_size[a])
         times += [
             Timed(
@@ -441,29 +330,13 @@ def network(
             )
             for a, t in of_size.items()
         ]
-    message = max(sizes_bytes) / ranks_count
-    rate = topology.network_link_bytes_per_s
     return Network(
         assumptions=assumed("network"),
         topology=topology,
         collective=name,
         ranks_count=ranks_count,
-        nodes_count=_nodes(ranks_count, topology),
+        nodes_count=nodes_of(ranks_count, topology),
         times=tuple(times),
-        spreads=ecmp(
-            flows_count,
-            topology.uplinks_count,
-            queue_pairs,
-            failed_count=failed_count,
-            trials_count=trials_count,
-            seed=seed,
-        ),
-        simulations=_simulations(
-            flows_count, topology.uplinks_count, queue_pairs, failed_count, seed
-        ),
-        incasts=(
-            incast(senders_count, message, link_bytes_per_s=rate),
-            incast(senders_count, message, link_bytes_per_s=rate, admitted_count=4),
-        ),
+        spreads=ecmp(flows_count, topology.uplinks_count, queue_pairs),
         interconnects=interconnect_table(),
     )

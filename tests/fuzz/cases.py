@@ -135,7 +135,7 @@ def _document(case: Case, bases: Path, place: Path) -> Commands:
         case "config":
             return [["estimate", "memory", "--config", name, "--json"]]
         case "topology":
-            return [["estimate", "network", "--topology", name, "--trials", "10", "--json"]]
+            return [["estimate", "network", "--topology", name, "--json"]]
     store = place.parent / "home" / "chopper"
     store.mkdir(parents=True)
     shutil.copy(file, store / "calibration.json")
@@ -160,8 +160,8 @@ def _expression(case: Case, bases: Path, place: Path) -> Commands:
         ["analyze", a, "--by", said],
         ["record", "--prometheus", said, "--", "false"],
         ["record", "--steps", said, "-o", "out/run"],
-        ["estimate", "network", "--size", said, "--trials", "10", "--json"],
-        ["estimate", "network", "--ranks", said, "--trials", "10", "--json"],
+        ["estimate", "network", "--size", said, "--json"],
+        ["estimate", "network", "--ranks", said, "--json"],
         ["estimate", "cost", "--device", "h100-sxm", "--tokens-per-s", said, "--json"],
         ["estimate", "memory", "llama3-8b", "--capacity", said, "--json"],
         ["import", a, "-o", "out/run", "--timezone", said],

@@ -9,11 +9,10 @@ from chopper.analyzers.estimates.network import (
     Topology,
     bus_factor,
     collective_time_s,
-    incast,
+    ecmp,
     interconnect_table,
     network,
     ring_steps,
-    spread,
 )
 from chopper.cli.estimates.network import read_topology
 from chopper.errors import InputError, UsageError
@@ -22,18 +21,25 @@ from chopper.errors import InputError, UsageError
 def test_the_draw_agrees_with_hashing_one_by_one() -> None:
     rng = np.random.default_rng(1)
     loads = [np.bincount(rng.integers(0, 8, 40), minlength=8).max() / 5 for _ in range(3000)]
-    mean, error, _ = spread(40, 1, 8, trials_count=3000)
-    assert mean == pytest.approx(float(np.mean(loads)), abs=5 * error)
+    (found,) = ecmp(40, 8, (1,))
+    error = 5 * found.standard_error_ratio
+    assert found.max_over_mean_ratio == pytest.approx(float(np.mean(loads)), abs=error)
 
 
-def test_failed_uplinks_cost_their_share_at_least() -> None:
-    whole, less = (spread(128, 16, 16, failed_count=k)[0] for k in (0, 4))
-    assert less > whole
-    assert less >= 16 / 12
+def test_the_headline_of_up_to_40_percent() -> None:
+    """128 flows over 16 uplinks, 16 queue pairs each: 44 %, less where uplinks have room.
+
+    Exactly, the fullest uplink of one queue pair carries 1.670 of its share, and of 16 1.159: with
+    20 % of room, about 1.670 / 1.2 = 1.39 to 1, for few draws of 16 are above 1.2.
+    """
+    plain, found = ecmp(128, 16, (1, 16))
+    assert plain.gain_ratio == plain.gain_with_headroom_ratio == 1
+    assert found.gain_ratio == pytest.approx(1.44, abs=0.02)
+    assert found.gain_with_headroom_ratio == pytest.approx(1.38, abs=0.02)
 
 
 def test_one_uplink_cannot_be_uneven() -> None:
-    assert spread(10, 4, 1)[0] == 1
+    assert ecmp(10, 1, (4,))[0].max_over_mean_ratio == 1
 
 
 @pytest.mark.parametrize(
@@ -95,9 +101,7 @@ def test_hierarchical_by_hand() -> None:
 
 
 def test_trees_win_for_small_messages_on_many_nodes_and_rings_for_large() -> None:
-    found = network(
-        ranks_count=64, sizes_bytes=(1024, 2**34), algorithms=("ring", "tree"), flows_count=1
-    )
+    found = network(ranks_count=64, sizes_bytes=(1024, 2**34), flows_count=1)
     fastest = {t.size_bytes: t.algorithm for t in found.times if t.fastest}
     assert fastest == {1024: "tree", 2**34: "ring"}
     for t in found.times:
@@ -117,16 +121,6 @@ def test_the_interconnect_table() -> None:
     assert fast.step_s == pytest.approx(4.4, rel=0.01)
 
 
-def test_admission_keeps_the_queue_and_the_pauses_down() -> None:
-    free, admitted = incast(32, 64e6), incast(32, 64e6, admitted_count=4)
-    assert free.finish_s == admitted.finish_s == pytest.approx(32 * 64e6 / 50e9)
-    assert free.paused_ratio > 0.9
-    assert admitted.paused_ratio == 0
-    assert admitted.peak_queue_bytes < free.peak_queue_bytes
-    # One grant of 256 KiB does not cover 10 µs of a 50 GB/s link.
-    assert incast(32, 64e6, admitted_count=1).finish_s > admitted.finish_s
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -139,11 +133,10 @@ def test_admission_keeps_the_queue_and_the_pauses_down() -> None:
             lambda: collective_time_s("all_gather", 1, 8, algorithm="hierarchical"),
             "hierarchical: not of",
         ),
-        (lambda: spread(0, 1, 16), "flows: found 0"),
-        (lambda: spread(10, 1, 4, failed_count=4), "at least one must work"),
-        (lambda: spread(10**9, 16, 16), "simulated"),
+        (lambda: ecmp(0, 16), "flows: found 0"),
+        (lambda: ecmp(10, 16, (0,)), "queue pairs: found 0"),
+        (lambda: ecmp(10**9, 16), "more than can be drawn"),
         (lambda: Topology(node_latency_s=-1), "node_latency_s"),
-        (lambda: incast(0, 1), "senders"),
     ],
 )
 def test_what_cannot_be_is_refused(call: object, message: str) -> None:

@@ -19,9 +19,9 @@ from chopper.analyzers.estimates.network import (
     INTERCONNECTS,
     bus_factor,
     collective_time_s,
+    ecmp,
     interconnect_table,
     network,
-    spread,
 )
 from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.cli import cli
@@ -125,18 +125,19 @@ def test_the_flow_table_is_a_draw_of_what_it_is_exactly(case: tuple[int, int]) -
 
 @pytest.mark.parametrize("case", TABLE)
 def test_the_programs_draw_agrees_with_the_exact_flow_table(case: tuple[int, int]) -> None:
-    mean, error, _ = spread(*case, 16)
-    assert error < 0.015
-    assert mean == pytest.approx(TABLE[case][1], abs=4 * error)
+    flows, queue_pairs = case
+    (found,) = ecmp(flows, 16, (queue_pairs,))
+    assert found.standard_error_ratio < 0.015
+    error = 4 * found.standard_error_ratio
+    assert found.max_over_mean_ratio == pytest.approx(TABLE[case][1], abs=error)
 
 
 @pytest.mark.parametrize(
     ("flows", "published", "exact"), [(128, 1.44, 1.4404), (64, 1.60, 1.6059), (16, 2.08, 2.1015)]
 )
 def test_the_gain_of_16_queue_pairs_exactly(flows: int, published: float, exact: float) -> None:
-    plain, _, _ = spread(flows, 1, 16, trials_count=40_000)
-    spread_out, _, _ = spread(flows, 16, 16, trials_count=40_000)
-    assert plain / spread_out == pytest.approx(exact, rel=0.005)
+    (found,) = ecmp(flows, 16, (16,))
+    assert found.gain_ratio == pytest.approx(exact, rel=0.015)
     assert published == pytest.approx(exact, rel=0.015)
 
 
@@ -155,9 +156,7 @@ def test_bandwidths_of_nccl_tests(collective: str, moved: float, factor: float) 
     found = network(
         collective=collective,
         sizes_bytes=(16 * GB,),
-        algorithms=("ring",),
         flows_count=1,
-        trials_count=10,
     ).times[0]
     steps = (28 * 3.4e-6 + 2 * 9.6e-6) / (1 if collective == "all_reduce" else 2)
     # Eight ports of 50 GB/s leave a node.
