@@ -23,8 +23,8 @@ def estimate_page(
     assumes: str,
     remedy: str,
     facts: Iterable[str],
-    figures: Sequence[Figure],
     sections: Sequence[Section],
+    figures: Sequence[Figure] = (),
 ) -> Page:
     """Return a page that begins with the answer and ends with the estimate's assumptions.
 
@@ -36,7 +36,7 @@ def estimate_page(
         assumes: what it depends on most.
         remedy: what to do about it.
         facts: what else is known, in sentences.
-        figures, sections: the details.
+        sections, figures: the details.
     """
     answer = f"Limit: {limit}", f"Assumes: {assumes}", f"Try: {remedy}"
     known = Items(items=tuple(facts))
@@ -59,7 +59,9 @@ def estimate_page(
 def brief(page: Page) -> Page:
     """Return what a terminal shows of an estimate unless asked for more: the answer."""
     (answer,) = page.summary
-    more = "More: --details (tables, all assumptions), -o FILE.html (figures), --json"
+    drawn = any(isinstance(block, Figure) for s in page.sections for block in s.blocks)
+    file = "-o FILE.html (figures)" if drawn else "-o FILE.html"
+    more = f"More: --details (tables, all assumptions), {file}, --json"
     items = (*answer.items, more) if isinstance(answer, Items) else ()
     return Page(title=page.headline, headline="", summary=(Items(items=items),))
 

@@ -13,7 +13,6 @@ import msgspec
 from chopper import quantities
 from chopper.analyzers.estimates import Option, OptionsOf
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device_name, device_names
 from chopper.errors import UsageError
 
 if typing.TYPE_CHECKING:
@@ -115,9 +114,9 @@ def _model_names() -> list[str]:
     return [*CATALOGUE]
 
 
-_DEVICE = Quantity("device", device_name, str)
+_DEVICE = Quantity("device", shared.device_name, str)
 _DEVICE_FIELDS = ("device", "from_device", "against")
-_COMPLETED = {**dict.fromkeys(_DEVICE_FIELDS, device_names), "model": _model_names}
+_COMPLETED = {**dict.fromkeys(_DEVICE_FIELDS, shared.device_names), "model": _model_names}
 """Fields whose values the shell completes."""
 
 

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from chopper.addresses import is_address
 from chopper.cli.output import print_json, print_page, print_path, progress
-from chopper.errors import OutputError, UsageError, say, tell
+from chopper.errors import OutputError, UsageError, printable, say, tell
 from chopper.wording import next_command, plural
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ _RARE = frozenset(
         r"\w+",
         "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus "
         "time_zone fail_on_point allow_different all_steps timeout_s memory_bytes "
-        "threads seed points prices electricity "
-        "pue_ratio against_price step_tokens flows_count queue_pairs_count failed senders_count "
-        "trials_count node_latency_s network_latency_s uplinks_count "
+        "threads points prices flows_count queue_pairs_count node_latency_s network_latency_s "
+        "uplinks_count "
         "sequence_parallel imbalance_ratio optimizer_kind loss attention kernels gathers_logits "
         "keeps_logits fragmentation_ratio workspace_bytes bucket_count clock_mhz from_device "
         "check efficiency_ratio host_bandwidth_bytes_per_s host_memory_bytes",
@@ -431,8 +430,87 @@ def engine_for(files: Iterable[Path], counted: deque[str]) -> Engine:
     return engine
 
 
-STATED = "chopper.device"
-"""Where a command keeps what the user said of devices: (run of two or none, rank) → name."""
+_SIDES = ("A", "B")
+_STATED = "chopper.device"
+"""Where a command keeps the devices that the user named: (side or "", rank or None) → name."""
+_TYPED = "chopper.device.typed"
+
+
+def device_name(text: str, option: str) -> str:
+    """Return the id of a device by any usual name; say which one a family's name was taken for."""
+    from chopper.hardware.devices import meant, short_name
+
+    device, *alternatives = meant(text)
+    if alternatives:
+        names = ", ".join(map(short_name, alternatives[:5]))
+        say(
+            f"{option} {text}: taken as {short_name(device)} ({device.label}); other choices: "
+            f"{names}"
+        )
+    return short_name(device)
+
+
+def device_names() -> Iterable[str]:
+    """Return the names of all devices of the table, for the shell to complete."""
+    from chopper.hardware.devices import known_devices, short_name
+
+    return map(short_name, known_devices())
+
+
+def device_option(command: _Command) -> _Command:
+    """Add ``--device`` of a command that takes one run."""
+    return _add_device_option(command, "", ("",))
+
+
+def device_option_of_two(command: _Command) -> _Command:
+    """Add ``--device`` of a command that takes the runs A and B."""
+    return _add_device_option(command, "; A:NAME, of one of the runs", ("", *_SIDES))
+
+
+def _add_device_option(command: _Command, more: str, sides: Sequence[str]) -> _Command:
+    def remembered(context: click.Context, _: click.Parameter, values: Sequence[str]) -> None:
+        devices: dict[tuple[str, int | None], str] = {}
+        for text in values:
+            side, ranks, name = _device_parts(text, sides)
+            device = device_name(name, "--device")
+            for rank in ranks:
+                if devices.setdefault((side, rank), device) != device:
+                    of = "" if rank is None else f" of rank {rank}"
+                    first = devices[side, rank]
+                    raise UsageError(f"--device: two devices{of}, {first} and {device}; name one")
+        context.meta[_STATED] = devices
+        context.meta[_TYPED] = values
+
+    return click.option(
+        "--device",
+        multiple=True,
+        metavar="[RANK=]NAME",
+        callback=remembered,
+        expose_value=False,
+        shell_complete=completing(device_names),
+        help="The device that it was recorded on, where the recording names none or a wrong one: "
+        f"h100-sxm; 3=h100-sxm, of rank 3{more}. May be repeated.",
+    )(command)
+
+
+def _device_parts(text: str, sides: Sequence[str]) -> tuple[str, Sequence[int | None], str]:
+    """Take apart ``A:0-3=h100-sxm`` -> side, ranks (None for all), name."""
+    from chopper.quantities import integers
+
+    side, colon, rest = text.partition(":")
+    if not colon:
+        side, rest = "", text
+    if side not in sides:
+        runs = "A:NAME or B:NAME" if len(sides) > 1 else "NAME or RANK=NAME"
+        raise UsageError(f"--device {printable(text)!r}: expected {runs}")
+    ranks, equals, name = rest.rpartition("=")
+    return side, integers(ranks, "--device: ranks") if equals else [None], name
+
+
+def typed_devices() -> list[str]:
+    """Return the options as the user typed them, for the next command that is proposed."""
+    values = click.get_current_context().meta.get(_TYPED, ())
+    return [word for value in values for word in ("--device", value)]
 
 
 def stated(side: str = "") -> dict[int | None, str] | None:
@@ -441,7 +519,7 @@ def stated(side: str = "") -> dict[int | None, str] | None:
     Args:
         side: which of two runs; what is named for both counts where nothing is for the one.
     """
-    stated = click.get_current_context().meta.get(STATED) or {}
+    stated = click.get_current_context().meta.get(_STATED) or {}
     both = {rank: name for (of, rank), name in stated.items() if not of}
     return both | {rank: name for (of, rank), name in stated.items() if of and of == side} or None
 

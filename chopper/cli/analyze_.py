@@ -12,7 +12,6 @@ import click
 
 from chopper.causes import LEVELS
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device, typed
 from chopper.cli.output import print_json, print_page
 from chopper.errors import UsageError, csv_text, tell
 from chopper.views import VIEWS, own_view, summaries, view
@@ -54,7 +53,7 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
 
 @click.command("analyze", cls=shared.Command)
 @shared.runs
-@device
+@shared.device_option
 @click.option(
     "--by",
     type=shared.OneOf("level", LEVELS),
@@ -135,7 +134,7 @@ def command(
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
         print_text(attribution, by, top)
-        command = next_command("chopper report {RUN}", RUN=[*sources, *typed()])
+        command = next_command("chopper report {RUN}", RUN=[*sources, *shared.typed_devices()])
         tell(f"next: {command}")
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device_of_two
 from chopper.cli.output import progress
 from chopper.errors import tell
 from chopper.storage.layout import is_experiment
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("run_a", metavar="RUN_A", shell_complete=shared.paths)
 @click.argument("run_b", metavar="RUN_B", shell_complete=shared.paths)
 @shared.engines
-@device_of_two
+@shared.device_option_of_two
 @shared.report_output("File to write instead of text")
 @shared.as_json
 @click.option(

@@ -10,7 +10,6 @@ import click
 
 from chopper.addresses import without_secrets
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device
 from chopper.cli.output import print_path, progress
 from chopper.errors import tell
 from chopper.integrations import TRACKERS
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("export", cls=shared.Command)
 @shared.runs
-@device
+@shared.device_option
 @click.option(
     "--to",
     "kind",

@@ -11,7 +11,6 @@ import msgspec
 
 from chopper.analyzers.compare import gate as gates
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device_of_two
 from chopper.cli.compare_ import compared, show
 from chopper.errors import InputError, OutputError, UsageError, reason_of, tell
 from chopper.storage.files import (
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
 @shared.allow_different
 @shared.all_steps
 @shared.engines
-@device_of_two
+@shared.device_option_of_two
 def command(
     runs: tuple[str, ...],
     history: Path | None,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device
 from chopper.cli.output import progress
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     metavar="ZONE",
     help="Time zone of logs that name none: Europe/Berlin, +02:00, UTC, local.",
 )
-@device
+@shared.device_option
 @shared.workers
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(

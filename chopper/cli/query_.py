@@ -17,7 +17,6 @@ import click
 
 from chopper.addresses import is_address
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device
 from chopper.cli._options import Quantity
 from chopper.cli.output import progress, terminal_width
 from chopper.errors import (
@@ -63,7 +62,7 @@ _SLACK_BYTES = 512 << 20
 @click.argument(
     "sources", metavar="RUN... [SQL]", nargs=-1, required=True, shell_complete=shared.paths
 )
-@device
+@shared.device_option
 @click.option("--file", "file", metavar="FILE", help="Read the SQL from a file; - is stdin.")
 @click.option(
     "--format",

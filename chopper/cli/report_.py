@@ -9,7 +9,6 @@ import click
 
 from chopper import wording as fmt
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device, typed
 from chopper.cli.output import print_path, progress
 from chopper.errors import tell
 from chopper.storage.layout import is_experiment
@@ -17,7 +16,7 @@ from chopper.storage.layout import is_experiment
 
 @click.command("report", cls=shared.Command)
 @shared.runs
-@device
+@shared.device_option
 @shared.report_output("File to write", "  [default: report.html, or report-2.html …]")
 @click.option("--open", "open_it", is_flag=True, help="Open the report in the browser.")
 def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it: bool) -> None:
@@ -44,7 +43,7 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
     for number, line in enumerate(messages):
         tell(f"- {line}" if number else line)
     print_path(output)
-    named = [*sources, *typed()]
+    named = [*sources, *shared.typed_devices()]
     if kind == "html" and not open_it:
         words = "chopper report {RUN} -o {FILE} --force --open"
         following = f"open it in a browser, or: {fmt.next_command(words, RUN=named, FILE=[output])}"

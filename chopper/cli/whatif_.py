@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli._devices import device
 from chopper.cli.output import progress
 
 
@@ -23,7 +22,7 @@ def _fixes() -> list[str]:
 
 @click.command("whatif", cls=shared.Command)
 @shared.runs
-@device
+@shared.device_option
 @click.option(
     "--fix",
     multiple=True,

@@ -1,24 +1,22 @@
-"""Money and energy per token, step and run."""
+"""Money and energy per token, step and run.
+
+$ per million tokens = price × 10⁶ ÷ (3600 × tokens/s per device). Prices are data with a date and
+a source (chopper/data/prices.json) and can be overridden; none is invented for a device that has
+none.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.estimates import Option
-from chopper.analyzers.estimates.cost import (
-    Against,
-    Cost,
-    compare,
-    cost,
-    per_million_tokens,
-    projected_tokens_per_s,
-)
-from chopper.analyzers.estimates.project import Projection, between_ns
+from chopper.analyzers.compare.same_work import device_of
+from chopper.analyzers.estimates import Estimate, Option, assumed
+from chopper.analyzers.estimates.project import between_ns
 from chopper.cli import _options
 from chopper.cli._shared import attributed
 from chopper.cli.estimates.project import carried
@@ -27,13 +25,14 @@ from chopper.hardware import devices, prices
 from chopper.hardware.devices import DevicePeaks
 from chopper.hardware.prices import Priced, Prices
 from chopper.models import architectures
+from chopper.quantities import between, positive
 from chopper.reports.estimate import estimate_page, values
-from chopper.reports.figures import lines
-from chopper.reports.page import Figure, Page, Section
+from chopper.reports.page import Page, Section
 from chopper.views import view
 
 _USUAL_UTILIZATION = (0.3, 0.5)
 """MFU that published trainings of large models reached: PaLM's table 3 (2204.02311), Llama 3."""
+_J_PER_KWH = 3.6e6
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -67,32 +66,18 @@ class Options(_options.Options, kw_only=True, frozen=True):
         float | None, Option("Price of one device per hour. [default: from the list]")
     ] = None
     prices: Annotated[Path | None, Option("A price list of your own.", metavar="FILE")] = None
-    electricity: Annotated[float | None, Option("Price per kWh. [default: from the list]")] = None
-    pue_ratio: Annotated[
-        float | None,
-        Option(
-            "Power usage effectiveness: energy of the building over that of "
-            "the computers. [default: from the list]"
-        ),
-    ] = None
     power_w: Annotated[
         float | None,
         Option("Power of one device in watts. [default: measured, or the board limit]"),
     ] = None
     tokens: Annotated[float | None, Option("Tokens of the whole run, for its cost.")] = None
-    step_tokens: Annotated[
-        float | None, Option("Tokens of one step over all devices, for its cost.")
-    ] = None
     against: Annotated[
         str | None, Option("Another device: when does it pay off?", metavar="NAME")
-    ] = None
-    against_price: Annotated[
-        float | None, Option("Its price per hour.  [default: from the list]")
     ] = None
 
 
 class Throughput(msgspec.Struct, kw_only=True, frozen=True):
-    """Tokens per second of one device, and what else a recorded run tells."""
+    """Tokens per second of one device with their source, and what else a run recorded."""
 
     tokens_per_s: float
     source: str
@@ -103,18 +88,79 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     step_tokens_count: float | None = None
 
 
+class Against(msgspec.Struct, kw_only=True, frozen=True):
+    """A second device compared with the first."""
+
+    device: str
+    price_per_device_hour: float
+    price_source: str
+    break_even_ratio: float
+    """Factor by which it has to be faster for the same cost per token."""
+    peak_ratio: float | None
+    """Its peak over the first device's, in bf16; null if a peak is unknown."""
+    per_million_tokens_at_peak_ratio: float | None
+
+
+class Cost(Estimate, kw_only=True, frozen=True):
+    """Money and energy of training at a throughput; unknown is null."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate.cost/1"
+
+    device: str | None
+    price_per_device_hour: float
+    price_source: str
+    currency: str
+    prices_date: str
+    devices_count: int
+    tokens_per_s_per_device: float
+    throughput_source: str
+    tokens_per_s_between: tuple[float, float] | None
+    """Range of the throughput: the middle half of the measured steps, or a projection's error."""
+    per_million_tokens: float
+    per_step: float | None
+    step_s: float | None
+    run_tokens_count: float | None
+    run_s: float | None
+    per_run: float | None
+    power_w: float | None
+    """Of one device."""
+    power_source: str | None
+    energy_per_token_j: float | None
+    """At the meter: with PUE."""
+    energy_per_million_tokens_kwh: float | None
+    energy_cost_per_million_tokens: float | None
+    energy_cost_per_run: float | None
+    electricity_per_kwh: float
+    pue_ratio: float
+    against: Against | None
+
+
+def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
+    """Return price × 10⁶ ÷ (3600 × tokens per second), of one device."""
+    positive(price_per_hour, "price")
+    positive(tokens_per_s, "tokens per second")
+    return price_per_hour * 1e6 / (3600 * tokens_per_s)
+
+
+def projected_tokens_per_s(
+    parameters_count: float, flop_per_s: float, utilization_ratio: float
+) -> float:
+    """Return peak × utilization ÷ (6 × active parameters): tokens per second and device."""
+    if not 0 < utilization_ratio <= 1:
+        raise UsageError(f"utilization: found {utilization_ratio:g}, expected above 0, at most 1")
+    return flop_per_s * utilization_ratio / (6 * parameters_count)
+
+
 def estimate(options: Options) -> Cost:
     """Return money and energy at a throughput that is measured, given or projected."""
     options.exactly_one("run", "tokens_per_s", "model", missing="no throughput")
     if "utilization_ratio" in options.given and not options.model:
         raise UsageError("--utilization needs --model, whose throughput it projects")
-    if options.against is None and options.against_price is not None:
-        raise UsageError("--against-price needs --against, the device that has it")
     device = devices.named(options.device) if options.device else None
     measured = _measured(options.run, device) if options.run else None
     device = device or (measured.device if measured else None)
     listed = prices.load(options.prices)
-    price = _price(listed, device, options.price, "--price")
+    price = Priced(value=options.price, source="given") if options.price is not None else None
     throughput = measured or _throughput(device, options)
     power_w, power_source = throughput.power_w, "measured in the run"
     if options.power_w is not None:
@@ -122,49 +168,126 @@ def estimate(options: Options) -> Cost:
     elif not power_w and device is not None and device.board_power_w.value is not None:
         power_w = float(device.board_power_w.value)
         power_source = "the board's limit, not a measurement"
-    against = None
-    if options.against is not None:
-        other = devices.named(options.against)
-        against = compare(
-            device=other.label,
-            price=price,
-            other_price=_price(listed, other, options.against_price, "--against-price"),
-            tokens_per_s=throughput.tokens_per_s,
-            flop_per_s=device.flop_per_s("bf16") if device else None,
-            other_flop_per_s=other.flop_per_s("bf16"),
-        )
     return cost(
+        throughput,
         prices=listed,
-        price_per_hour=price,
-        tokens_per_s=throughput.tokens_per_s,
-        throughput_source=throughput.source,
-        tokens_per_s_between=throughput.between,
-        device=device.label if device else None,
+        price_per_hour=price or _listed(listed, device, "; give --price"),
+        device=device,
         devices_count=options.devices_count or throughput.devices_count,
-        step_tokens_count=options.step_tokens or throughput.step_tokens_count,
         run_tokens_count=options.tokens,
         power_w=power_w,
         power_source=None if power_w is None else power_source,
-        electricity_per_kwh=options.electricity,
-        pue_ratio=options.pue_ratio,
-        against=against,
+        against=devices.named(options.against) if options.against is not None else None,
     )
 
 
-def _price(
-    listed: Prices, device: DevicePeaks | None, per_hour: float | None, option: str
-) -> Priced:
-    if per_hour is not None:
-        return Priced(value=per_hour, source="given")
+def _listed(listed: Prices, device: DevicePeaks | None, remedy: str) -> Priced:
     if device is None:
-        raise UsageError(f"the device is unknown, so it has no price; specify --device or {option}")
+        raise UsageError("the device is unknown, so it has no price; specify --device or --price")
     if device.id not in listed.devices:
         known = ", ".join(sorted(listed.devices))
         raise UsageError(
-            f"no price of {device.label} in the list of {listed.date}, which has {known}; "
-            f"give {option}"
+            f"no price of {device.label} in the list of {listed.date}, which has {known}{remedy}"
         )
     return listed.devices[device.id]
+
+
+def cost(
+    throughput: Throughput,
+    *,
+    prices: Prices,
+    price_per_hour: Priced,
+    device: DevicePeaks | None = None,
+    devices_count: int = 1,
+    run_tokens_count: float | None = None,
+    power_w: float | None = None,
+    power_source: str | None = None,
+    against: DevicePeaks | None = None,
+) -> Cost:
+    """Return money, energy and time from a price, a throughput and a power.
+
+    Args:
+        throughput: of one device; its tokens of a step are over all devices.
+        prices: list with the prices of electricity and other devices, and the PUE.
+        price_per_hour: of one device.
+        device: that the price is of.
+        devices_count: number of devices that train together.
+        run_tokens_count: over all devices.
+        power_w: of one device, mean.
+        power_source: measured or from the board's limit, in words.
+        against: another device, which has a price in the list.
+
+    Raises:
+        UsageError: a value outside its range, or no price of the other device.
+    """
+    rate = throughput.tokens_per_s
+    # Least and most that is bought anywhere.
+    for name, value, least, most in (
+        ("price", price_per_hour.value, 1e-6, 1e9),
+        ("tokens per second of a device", rate, 1e-3, 1e12),
+        ("devices", devices_count, 1, 1e9),
+        ("tokens", run_tokens_count, 1, 1e24),
+        ("power", power_w, 1e-3, 1e6),
+    ):
+        if value is not None:
+            between(value, least, most, name)
+    million = per_million_tokens(price_per_hour.value, rate)
+    tariff, pue = prices.electricity_per_kwh.value, prices.pue_ratio.value
+    energy = power_w * pue / rate if power_w is not None else None
+    kwh = energy * 1e6 / _J_PER_KWH if energy is not None else None
+    of_step, of_run = throughput.step_tokens_count, run_tokens_count
+    together = devices_count * rate
+    return Cost(
+        assumptions=assumed("cost"),
+        device=device.label if device else None,
+        price_per_device_hour=price_per_hour.value,
+        price_source=price_per_hour.source,
+        currency=prices.currency,
+        prices_date=prices.date,
+        devices_count=devices_count,
+        tokens_per_s_per_device=rate,
+        throughput_source=throughput.source,
+        tokens_per_s_between=throughput.between,
+        per_million_tokens=million,
+        per_step=None if of_step is None else million * of_step / 1e6,
+        step_s=None if of_step is None else of_step / together,
+        run_tokens_count=of_run,
+        run_s=None if of_run is None else of_run / together,
+        per_run=None if of_run is None else million * of_run / 1e6,
+        power_w=power_w,
+        power_source=power_source,
+        energy_per_token_j=energy,
+        energy_per_million_tokens_kwh=kwh,
+        energy_cost_per_million_tokens=None if kwh is None else kwh * tariff,
+        energy_cost_per_run=None if kwh is None or not of_run else kwh * tariff * of_run / 1e6,
+        electricity_per_kwh=tariff,
+        pue_ratio=pue,
+        against=None
+        if against is None
+        else _against(rate, price_per_hour, device, against, _listed(prices, against, "")),
+    )
+
+
+def _against(
+    tokens_per_s: float,
+    price: Priced,
+    device: DevicePeaks | None,
+    other: DevicePeaks,
+    other_price: Priced,
+) -> Against:
+    """Compare a second device with the first, at the same tokens per FLOP of peak."""
+    mine, theirs = device.flop_per_s("bf16") if device else None, other.flop_per_s("bf16")
+    ratio = theirs / mine if mine and theirs else None
+    return Against(
+        device=other.label,
+        price_per_device_hour=other_price.value,
+        price_source=other_price.source,
+        break_even_ratio=other_price.value / price.value,
+        peak_ratio=ratio,
+        per_million_tokens_at_peak_ratio=None
+        if ratio is None
+        else per_million_tokens(other_price.value, tokens_per_s * ratio),
+    )
 
 
 def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
@@ -178,11 +301,12 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
     if peak is None:
         raise UsageError(f"--device {device.label}: its 16-bit peak is unknown; use --tokens-per-s")
     utilization = options.utilization_ratio
-    low, high = (
-        projected_tokens_per_s(model.active_count, peak, ratio) for ratio in _USUAL_UTILIZATION
+    rate, low, high = (
+        projected_tokens_per_s(model.active_count, peak, ratio)
+        for ratio in (utilization, *_USUAL_UTILIZATION)
     )
     return Throughput(
-        tokens_per_s=projected_tokens_per_s(model.active_count, peak, utilization),
+        tokens_per_s=rate,
         source=f"projected: {model.name} at {fmt.percent(utilization, '.0f')} of "
         f"{peak / 1e12:.0f} TFLOP/s",
         between=None if "utilization_ratio" in options.given else (low, high),
@@ -193,9 +317,6 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
     """Return throughput, power and device of a run; projected where another device is priced."""
     attribution = attributed([source])
     other = None if priced is None else _other_device(attribution, priced)
-    carried = None
-    if priced is not None and other is not None:
-        carried = _carried(attribution, source, priced, other)
     rate_by_rank = {
         row["rank"]: row["tokens_per_s"]
         for row in view(attribution, "utilization").to_pylist()
@@ -214,14 +335,8 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
         if row["scope"] == "run" and str(row["source"]).startswith("device") and row["power_mean_w"]
     ]
     rate = sum(rates) / len(rates)
-    if carried is not None and carried.recorded_ns:
-        low, high = (rate * carried.recorded_ns / time_ns for time_ns in between_ns(carried)[::-1])
-        return Throughput(
-            tokens_per_s=rate * carried.recorded_ns / carried.projected_ns,
-            source=f"projected from {other}, {source}",
-            between=(low, high),
-            devices_count=len(attribution.ranks),
-        )
+    if priced is not None and other is not None:
+        return _projected(attribution, source, priced, other, rate)
     names = {rank.device for rank in attribution.ranks if rank.device}
     steps = max((rank.steps for rank in attribution.ranks), default=0)
     # Tokens per second are by the time of steps without a trace, where there are some.
@@ -244,35 +359,41 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
 
 
 def _other_device(attribution: Attributed, priced: DevicePeaks) -> str | None:
-    """Return what a run was measured on where that is not known to be the priced device."""
-    from chopper.analyzers.compare.same_work import device_of
-
+    """Return the device of a run if it is not known to be the priced one."""
     for rank in attribution.ranks:
         name = device_of(attribution, rank.rank)
         known = devices.lookup(rank.device) if rank.device else None
-        # Where device events name no device, the user says which one it was.
+        # If device events name no device, the user says which one it was.
         if name is not None and (known is None or known.id != priced.id):
             return name
     return None
 
 
-def _carried(
-    attribution: Attributed, source: str, priced: DevicePeaks, measured_on: str
-) -> Projection:
+def _projected(
+    attribution: Attributed, source: str, priced: DevicePeaks, measured_on: str, rate: float
+) -> Throughput:
     """Project a run onto the priced device, or refuse: a CPU's tokens per second price none."""
     ranks = attribution.ranks
-    on_devices = not any(attribution.joined[rank.rank].host_only for rank in ranks)
-    if on_devices and all(rank.device and devices.lookup(rank.device) for rank in ranks):
-        return carried(attribution, source, priced)
-    raise UsageError(
-        f"--device {priced.label}: {source} was measured on {measured_on}, whose tokens per second "
-        f"are not those of {priced.label}; give --tokens-per-s of that device or project them "
-        "with --model, or omit --device and give --price of what it ran on"
+    on_cpu = any(attribution.joined[rank.rank].host_only for rank in ranks)
+    if on_cpu or not all(rank.device and devices.lookup(rank.device) for rank in ranks):
+        raise UsageError(
+            f"--device {priced.label}: {source} was measured on {measured_on}, whose tokens per "
+            f"second are not those of {priced.label}; give --tokens-per-s of that device or "
+            "project them with --model, or omit --device and give --price of what it ran on"
+        )
+    found = carried(attribution, source, priced)
+    assert found.recorded_ns is not None
+    low, high = (rate * found.recorded_ns / time_ns for time_ns in between_ns(found)[::-1])
+    return Throughput(
+        tokens_per_s=rate * found.recorded_ns / found.projected_ns,
+        source=f"projected from {measured_on}, {source}",
+        between=(low, high),
+        devices_count=len(ranks),
     )
 
 
 def page(result: Cost) -> Page:
-    """Return cost per token, step and run, energy, and the other device."""
+    """Return the page: cost per token, step and run, energy, and the other device."""
     between = ""
     if result.tokens_per_s_between:
         price = result.price_per_device_hour
@@ -280,9 +401,6 @@ def page(result: Cost) -> Page:
         between = f" ({_number(low)} – {_number(high)})"
     of_device = f" on {result.device}" if result.device else ""
     rate = f"{result.tokens_per_s_per_device:,.0f} tokens/s per device"
-    sections = [_costs(result), _energy(result)]
-    if result.against is not None:
-        sections.append(_comparison(result, result.against))
     return estimate_page(
         result,
         title="Cost of training",
@@ -297,8 +415,11 @@ def page(result: Cost) -> Page:
             f"{rate}: {result.throughput_source}",
             f"prices of {result.prices_date}",
         ),
-        figures=(_figure(result),),
-        sections=sections,
+        sections=(
+            _costs(result),
+            _energy(result),
+            *((_comparison(result, result.against),) if result.against else ()),
+        ),
     )
 
 
@@ -376,22 +497,3 @@ def _comparison(result: Cost, other: Against) -> Section:
         ("per million tokens, if its speedup equals the ratio of the peaks", at_peak),
     ]
     return values(f"Against {other.device}", rows, other.price_source)
-
-
-def _figure(result: Cost) -> Figure:
-    """Return the cost of a million tokens by how much faster a device of the same price is."""
-    other, name = result.against, result.device or "this device"
-    speeds = [0.5 + 0.1 * i for i in range(36)]
-    price = other.price_per_device_hour if other else result.price_per_device_hour
-    scale = price / result.price_per_device_hour * result.per_million_tokens
-    faster = other.device if other else "faster at equal price"
-    figure = lines(
-        {
-            name: (speeds, [result.per_million_tokens] * len(speeds)),
-            faster: (speeds, [scale / s for s in speeds]),
-        },
-        x=f"times as fast as {name}",
-        y=f"{result.currency} per million tokens",
-        marks={"break-even": other.break_even_ratio} if other else {},
-    )
-    return Figure(name="cost", title="Cost by speed", figure=figure)

@@ -22,8 +22,7 @@ from chopper.cli import _options
 from chopper.errors import UsageError
 from chopper.quantities import between
 from chopper.reports.estimate import estimate_page, listing
-from chopper.reports.figures import lines
-from chopper.reports.page import Column, Figure, Page, Section
+from chopper.reports.page import Column, Page, Section
 
 DAY_S = 86400.0
 _TIME_ALLOWED_S = (60.0, 3.2e11)
@@ -116,22 +115,21 @@ def _of_device(name: str) -> dict[str, float]:
     from chopper.hardware.devices import named
 
     device = named(name)
-    peak = device.flop_per_s("bf16") or device.flop_per_s("fp16")
-    memory = device.memory_bandwidth_bytes_per_s.value
-    link = device.link_bytes_per_s.value
-    known = {"peak for bf16": peak, "memory bandwidth": memory, "link rate": link}
-    unknown = [what for what, rate in known.items() if rate is None]
-    if peak is None or memory is None or link is None:
+    rates = {
+        "flop_per_s": device.flop_per_s("bf16") or device.flop_per_s("fp16"),
+        "memory_bytes_per_s": device.memory_bandwidth_bytes_per_s.value,
+        "node_link_bytes_per_s": device.link_bytes_per_s.value,
+    }
+    known = {field: float(rate) for field, rate in rates.items() if rate is not None}
+    if len(known) < len(rates):
+        names = ("peak for bf16", "memory bandwidth", "link rate")
+        unknown = [n for n, rate in zip(names, rates.values(), strict=True) if rate is None]
         raise UsageError(
             f"--device {name}: {device.label} has no known {' and '.join(unknown)}; "
             "give --peak, --memory-bandwidth and --node-link instead"
         )
     # Links are quoted as the sum of both directions.
-    return {
-        "flop_per_s": float(peak),
-        "memory_bytes_per_s": float(memory),
-        "node_link_bytes_per_s": float(link) / 2,
-    }
+    return known | {"node_link_bytes_per_s": known["node_link_bytes_per_s"] / 2}
 
 
 class Point(msgspec.Struct, kw_only=True, frozen=True):
@@ -334,7 +332,6 @@ def page(result: Limits) -> Page:
             f"{_LAYER_LATENCY_S * 1e6:g} µs fill {days} days)",
             *((f"largest size for which a layout finishes: {last:.1e} FLOP",) if last else ()),
         ),
-        figures=(_figure(result),),
         sections=(_points(result, days),),
     )
 
@@ -380,17 +377,3 @@ def _utilization(ratio: float | None) -> str:
 
 def _published(point: Point) -> str:
     return _utilization(PUBLISHED[point.flop]) if point.flop in PUBLISHED else "–"
-
-
-def _figure(result: Limits) -> Figure:
-    points = [(p.flop, p.utilization_ratio) for p in result.points if p.utilization_ratio]
-    wall = result.data_wall_flop
-    figure = lines(
-        {"utilization": ([c for c, _ in points], [u for _, u in points])},
-        x="FLOP of the run",
-        y="utilization",
-        log_x=True,
-        marks={"latency wall": result.latency_wall_flop}
-        | ({"data-movement wall": wall} if wall is not None else {}),
-    )
-    return Figure(name="limits", title="Utilization by size of the run", figure=figure)

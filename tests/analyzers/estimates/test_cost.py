@@ -3,17 +3,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from chopper.analyzers.estimates.cost import (
-    break_even_ratio,
-    compare,
+from chopper.cli.estimates.cost import (
+    Throughput,
     cost,
     per_million_tokens,
     projected_tokens_per_s,
 )
 from chopper.errors import InputError, UsageError
-from chopper.hardware import prices
+from chopper.hardware import devices, prices
 from chopper.hardware.prices import Priced
 
 H100, GB200 = 1.42, 2.27
@@ -24,30 +24,38 @@ def test_gpt3_in_fp8_is_54_cents() -> None:
 
 
 def test_a_gb200_has_to_be_1_6_times_as_fast() -> None:
-    assert break_even_ratio(H100, GB200) == pytest.approx(1.6, abs=0.005)
-    listed = prices.load().devices
-    assert listed["nvidia-h100-sxm"].value == H100
-    assert listed["nvidia-gb200"].value == GB200
-    assert all(p.source for p in listed.values())
-
-
-def test_at_the_break_even_both_cost_the_same() -> None:
-    ratio = break_even_ratio(H100, GB200)
-    assert per_million_tokens(GB200, 728 * ratio) == pytest.approx(per_million_tokens(H100, 728))
+    listed = prices.load()
+    assert listed.devices["nvidia-h100-sxm"].value == H100
+    assert listed.devices["nvidia-gb200"].value == GB200
+    assert all(p.source for p in listed.devices.values())
+    found = cost(
+        Throughput(tokens_per_s=728, source="test"),
+        prices=listed,
+        price_per_hour=listed.devices["nvidia-h100-sxm"],
+        device=devices.named("h100-sxm"),
+        against=devices.named("gb200"),
+    )
+    assert found.against is not None
+    ratio = found.against.break_even_ratio
+    assert ratio == pytest.approx(1.6, abs=0.005)
+    # At the break-even both cost the same.
+    assert per_million_tokens(GB200, 728 * ratio) == pytest.approx(found.per_million_tokens)
 
 
 def test_a_run_by_hand() -> None:
+    listed = prices.load()
+    listed = msgspec.structs.replace(
+        listed,
+        electricity_per_kwh=Priced(value=0.10, source="test"),
+        pue_ratio=Priced(value=1.2, source="test"),
+    )
     found = cost(
-        prices=prices.load(),
+        Throughput(tokens_per_s=1000, source="test", step_tokens_count=20_000),
+        prices=listed,
         price_per_hour=Priced(value=3.6, source="test"),
-        tokens_per_s=1000,
-        throughput_source="test",
         devices_count=10,
-        step_tokens_count=20_000,
         run_tokens_count=1e9,
         power_w=500,
-        electricity_per_kwh=0.10,
-        pue_ratio=1.2,
     )
     # 3.6 per hour is 0.001 per second: 1000 tokens cost 0.001, a million 1.
     assert found.per_million_tokens == pytest.approx(1.0)
@@ -66,22 +74,17 @@ def test_a_run_by_hand() -> None:
 
 def test_unknown_stays_unknown() -> None:
     found = cost(
+        Throughput(tokens_per_s=1, source="test"),
         prices=prices.load(),
         price_per_hour=Priced(value=1, source="test"),
-        tokens_per_s=1,
-        throughput_source="test",
+        against=devices.named("gb200"),
     )
     assert found.per_step is found.per_run is found.energy_per_token_j is None
-    other = compare(
-        device="x",
-        price=Priced(value=1, source=""),
-        other_price=Priced(value=2, source=""),
-        tokens_per_s=1,
-        flop_per_s=None,
-        other_flop_per_s=1,
-    )
-    assert other.peak_ratio is None
-    assert other.per_million_tokens_at_peak_ratio is None
+    assert found.against is not None
+    assert found.against.break_even_ratio == pytest.approx(GB200)
+    # The peak of the first device is unknown.
+    assert found.against.peak_ratio is None
+    assert found.against.per_million_tokens_at_peak_ratio is None
 
 
 def test_projection() -> None:

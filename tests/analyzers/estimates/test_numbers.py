@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from chopper import quantities
-from chopper.analyzers.estimates.cost import compare, cost
 from chopper.analyzers.estimates.network import (
     INTERCONNECTS,
     bus_factor,
@@ -26,8 +25,8 @@ from chopper.analyzers.estimates.network import (
 from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.cli import cli
 from chopper.cli.estimates import limits
-from chopper.hardware import prices
-from chopper.hardware.prices import Priced
+from chopper.cli.estimates.cost import Throughput, cost
+from chopper.hardware import devices, prices
 from chopper.models.architectures import named
 from tests.analyzers.estimates import published
 
@@ -321,18 +320,16 @@ def test_gpt_3_on_h100_and_gb200() -> None:
     mine, other = listed.devices["nvidia-h100-sxm"], listed.devices["nvidia-gb200"]
     assert mine.value == 1.42
     assert other.value == pytest.approx(1.6 * mine.value, abs=0.005)
-    found = cost(prices=listed, price_per_hour=mine, tokens_per_s=728, throughput_source="test")
+    found = cost(
+        Throughput(tokens_per_s=728, source="test"),
+        prices=listed,
+        price_per_hour=mine,
+        device=devices.named("h100-sxm"),
+        against=devices.named("gb200"),
+    )
     assert f"{100 * found.per_million_tokens:.1f}" == "54.2"
-    rival = compare(
-        device="gb200",
-        price=mine,
-        other_price=other,
-        tokens_per_s=728,
-        flop_per_s=1.0,
-        other_flop_per_s=1.6,
-    )
+    rival = found.against
+    assert rival is not None
     assert f"{rival.break_even_ratio:.1f}" == "1.6"
-    assert rival.per_million_tokens_at_peak_ratio == pytest.approx(
-        found.per_million_tokens, rel=0.001
-    )
-    assert isinstance(mine, Priced)
+    # 2500 / 989.4 TFLOP/s: 2.27 · 1e6 ÷ (3600 · 728 · 2.527).
+    assert rival.per_million_tokens_at_peak_ratio == pytest.approx(0.3428, rel=0.001)
