@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper.analyzers.estimates.cost import cost
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.network import network
 from chopper.analyzers.estimates.training import Training
+from chopper.cli.estimates.cost import Throughput, cost
 from chopper.cli.estimates.limits import limits
 from chopper.cli.estimates.offload import Options, estimate
 from chopper.experiments.results import Experiment, Plan, VariantPlan
@@ -94,16 +94,15 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
         variants=[VariantPlan(name="a", summary="variant a", runs=[])],
     )
     replayable = chopper.attribute(recorded(late_second_launch()))
-    spent = cost(
-        prices=prices.load(), price_per_hour=priced, tokens_per_s=9, throughput_source="told"
-    )
+    throughput = Throughput(tokens_per_s=9, source="test")
+    spent = cost(throughput, prices=prices.load(), price_per_hour=priced)
     return {
         "attribution": (run, ("A step takes", "Where the time went")),
         "comparison": (chopper.compare(run, run), ("Where the runs differ",)),
         "whatif": (chopper.whatif(replayable), ("replayed without changes", "launching call")),
         "experiment": (Experiment(Path("made"), plan, (), {}), ("Makes it", "made")),
         "memory": (memory(training), ("per rank at the peak", "Limit: ", "About the rule")),
-        "network": (network(trials_count=10, flows_count=4), ("all_reduce of", "Incast")),
+        "network": (network(flows_count=4), ("all_reduce of", "Interconnect")),
         "limits": (limits((1e27,)), ("Utilization", "fewest devices")),
         "cost": (spent, ("USD per million tokens", "Energy")),
         "offload": (estimate(Options(model="gpt2")), ("a step", "Activations: keep")),
