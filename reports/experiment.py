@@ -14,10 +14,10 @@ from chopper import wording as fmt
 from chopper.analyzers.compare.result import Change, signed, signed_duration
 from chopper.experiments.declarations import ShownView
 from chopper.experiments.judgement import MOST_SPREAD, too_far_apart
-from chopper.experiments.results import Chart, Experiment, Headline, Row
+from chopper.experiments.results import Experiment, Headline, Row
 from chopper.reports import figures, formatted, to_markdown
 from chopper.reports.comparison import waterfall
-from chopper.reports.labels import color, full_label, sentence
+from chopper.reports.labels import full_label, sentence
 from chopper.reports.page import (
     BROWSER,
     DOCUMENT,
@@ -148,23 +148,11 @@ def intervals(experiment: Experiment) -> str:
 
 def tables(experiment: Experiment) -> list[Table]:
     """Return all that was measured, as tables."""
-    out = [
-        Table(
-            title=e.title,
-            columns=_columns(e.headings, e.words),
-            rows=e.rows,
-            words=e.words,
-            note=e.note,
-        )
-        for e in experiment.exhibits
-    ]
-    shown_whole = {measure for e in experiment.exhibits for measure in e.shows}
     sets: dict[tuple[str, ...], list[Row]] = {}
     for row in experiment.rows:
-        if row.measure not in shown_whole:
-            sets.setdefault(tuple(key for key, _ in row.labels), []).append(row)
+        sets.setdefault(tuple(key for key, _ in row.labels), []).append(row)
     title = "Variants" if len(experiment.variants) > 1 else "Measured"
-    out += [_by_variant(experiment, title, sets.pop(()))] if () in sets else []
+    out = [_by_variant(experiment, title, sets.pop(()))] if () in sets else []
     out += _causes(experiment)
     out += [_of_view(experiment, shown) for shown in experiment.shown]
     for rows in sets.values():
@@ -178,7 +166,7 @@ def _columns(headings: Sequence[str], words: int = 1) -> list[str | Column]:
 
 
 def _glance(experiment: Experiment) -> list[Section]:
-    drawn = [*((chart.title, _bars(chart)) for chart in experiment.charts), *sweeps(experiment)]
+    drawn = sweeps(experiment)
     if not drawn:
         return []
     return [
@@ -501,29 +489,6 @@ def _figure(measure: str, key: str, curves: dict[str, list[tuple[float, Row]]]) 
             "<b>%{fullData.name}</b><br>%{customdata[0]}: %{customdata[1]}<extra></extra>"
         )
     return figure
-
-
-def _bars(chart: Chart) -> figures.Figure:
-    """Return a workload's own figure; small causes stand together."""
-    series = dict(chart.series)
-    colors: dict[str, str] | None = None
-    if chart.of_causes:
-        whole = sum(value or 0 for of in series.values() for value in of)
-        small = [c for c, of in series.items() if sum(v or 0 for v in of) < _LEAST_SHARE * whole]
-        rest = [sum(series[c][i] or 0 for c in small) for i in range(len(chart.places))]
-        colors = {full_label(c): color(c) for c in series if c not in small}
-        series = {full_label(c): of for c, of in series.items() if c not in small}
-        if small:
-            series["All others"], colors["All others"] = rest, figures.GREY
-    return figures.grouped(
-        chart.places,
-        series,
-        y=heading(chart.measure),
-        unit=next((u for suffix, u in _UNITS.items() if chart.measure.endswith(suffix)), ""),
-        scale=1e-9 if chart.measure.endswith("_ns") else 1.0,
-        stacked_colors=colors,
-        said=lambda value: fmt.cell(chart.measure, value),
-    )
 
 
 def heading(measure: str) -> str:

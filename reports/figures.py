@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -125,54 +125,6 @@ def lines(
             for i, (name, (xs, ys)) in enumerate(curves.items())
         ],
         "layout": shown,
-    }
-
-
-def grouped(
-    places: Sequence[str],
-    series: Mapping[str, Sequence[float | None]],
-    *,
-    y: str,
-    unit: str,
-    scale: float,
-    stacked_colors: Mapping[str, str] | None,
-    said: Callable[[float], str],
-) -> Figure:
-    """Return bars at named places, a colour for each name.
-
-    Args:
-        places: along the axis.
-        series: name → value at each place; None leaves a gap.
-        y, unit: title of the axis and the unit of its ticks.
-        scale: of values to that unit.
-        stacked_colors: name → colour of bars that stand on each other; None: beside each other.
-        said: a value in words.
-    """
-    hover = "<b>%{fullData.name}</b><br>%{x}: %{customdata}<extra></extra>"
-    return {
-        "data": [
-            {
-                "type": "bar",
-                "name": plain(name),
-                "x": [plain(place) for place in places],
-                "y": [None if v is None else significant([v * scale])[0] for v in values],
-                "customdata": [None if v is None else said(v) for v in values],
-                "hovertemplate": hover,
-                "marker": {
-                    "color": stacked_colors[name] if stacked_colors else LINES[i % len(LINES)]
-                },
-            }
-            for i, (name, values) in enumerate(series.items())
-        ],
-        "layout": layout(
-            420,
-            8,
-            24,
-            legend=len(series) > 1,
-            barmode="stack" if stacked_colors else "group",
-            xaxis={"type": "category", "automargin": True},
-            yaxis=_axis(y, log=False, ticks=None, unit=unit) | {"automargin": True},
-        ),
     }
 
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
 from chopper.experiments.declarations import Needs, ShownView, Variant, Workload, as_program
 from chopper.experiments.options import Option, positive
-from chopper.experiments.results import Chart, Exhibit, Experiment, Headline, Labels, RowsOfView
+from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import training
 
 if TYPE_CHECKING:
@@ -78,11 +78,9 @@ WORKLOAD = Workload(
 _PRIMARY = "frequency overhead is the largest, above idle MFMA units, overlap and launch (MI300X)"
 _PRODUCTS = (" mm", " addmm", "attention")
 """Parts of the names of operations that are products."""
-_OPERATIONS = 10
-"""Operations that a table shows, those with the most time."""
 _LEAST_SHARE = 0.005
 """Operations with a smaller share of the computing time are left out."""
-_FACTORS = {
+FACTORS = {
     "roofline_ratio": "memory bound",
     "instructions_ratio": "instructions",
     "tensor_core_ratio": "tensor cores",
@@ -92,10 +90,7 @@ _FACTORS = {
     "core_wait_ratio": "CPU cores",
     "rest_ratio": "rest",
 }
-"""Columns of the view `overheads`, and their headings."""
-_MEASURES = ("ideal_ns", *_FACTORS, "observed_ns", "idle_before_ns")
-_CHART_LEVEL = 2
-"""Causes are drawn down to this level of their tree."""
+"""Columns of the view `overheads`, and their names in the paper."""
 
 
 def settled(args: argparse.Namespace, device: str) -> argparse.Namespace:
@@ -148,132 +143,38 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 def _clock(experiment: Experiment, where: str) -> Headline:
     """Compare the clock's factor with the others, of products in all variants together."""
-    by_factor: dict[str, list[float]] = {}
-    for variant in experiment.variants:
-        for labels, of in operations(experiment, variant).items():
-            if any(kind in str(dict(labels)["operation"]) for kind in _PRODUCTS):
-                for name in of.keys() & _FACTORS.keys():
-                    by_factor.setdefault(name, []).append(of[name])
-    means = {name: geometric_mean(by_factor[name]) for name in _FACTORS if name in by_factor}
-    said = ", ".join(f"{_FACTORS[name]} {mean:.2f}×" for name, mean in means.items() if mean > 1)
+    means = product_factors(
+        rows for variant in experiment.variants for rows in experiment.view("overheads", variant)
+    )
+    listed = ", ".join(f"{FACTORS[name]} {mean:.2f}×" for name, mean in means.items() if mean > 1)
     return Headline(
         system="Chopper",
         claim="clock's factor between ideal and observed time of products",
         primary=_PRIMARY,
         ours=means.get("clock_ratio"),
         why="no clock was sampled" if means else "no product has an ideal time",
-        configuration=f"{where}; {said}",
+        configuration=f"{where}; {listed}",
     )
 
 
-def derived(view: RowsOfView) -> Iterator[tuple[str, Labels, float]]:
-    """Yield ideal time, factors and observed time of the larger operations in modules."""
-    rows = view("overheads")
-    least_ns = _LEAST_SHARE * sum(row["time_ns"] for row in rows)
-    for row in rows:
-        if row["module"] is None or row["ideal_ns"] is None or row["time_ns"] < least_ns:
-            continue
-        operation = f"{row['module']} {row['op'].removeprefix('aten::')}"
-        labels = (("operation", operation), ("phase", row["phase"]))
-        row["idle_before_ns"] = row["launch_ns"] + row["preparation_ns"]
-        for name in _MEASURES:
-            if row[name] is not None:
-                yield name, labels, float(row[name])
+def product_factors(runs: Iterable[list[dict[str, Any]]]) -> dict[str, float]:
+    """Geometric mean of each factor over the larger products of several runs.
 
-
-def operations(experiment: Experiment, variant: str) -> dict[Labels, dict[str, float]]:
-    """Return the measures of each operation of a variant, as `derived` names them.
-
-    They are geometric means over the repetitions, so that factors still multiply to the observed
-    time; of idle time the mean, for it may be 0.
+    Args:
+        runs: rows of the view `overheads` of each run.
     """
-    found: dict[Labels, dict[str, float]] = {}
-    for row in experiment.rows:
-        if row.variant == variant and row.measure in _MEASURES and row.labels:
-            positive = min(row.values) > 0
-            mean = geometric_mean(row.values) if positive else row.estimate.value
-            found.setdefault(row.labels, {})[row.measure] = mean
-    return found
-
-
-def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
-    """Show, for each way of sharding, what each operation's time is the product of."""
-    return tuple(
-        exhibit
-        for sharding in SHARDINGS
-        if (exhibit := _overheads(experiment, sharding)) is not None
-    )
-
-
-def _overheads(experiment: Experiment, sharding: str) -> Exhibit | None:
-    by_cell = {cell: operations(experiment, f"{cell}-{sharding}") for cell in GRID}
-    time_ns: dict[Labels, float] = {}
-    for of_cell in by_cell.values():
-        for labels, of in of_cell.items():
-            time_ns[labels] = time_ns.get(labels, 0.0) + of["observed_ns"]
-    largest = sorted(time_ns, key=lambda labels: -time_ns[labels])[:_OPERATIONS]
-    shown = [
-        (dict(labels), cell, of_cell[labels])
-        for labels in largest
-        for cell, of_cell in by_cell.items()
-        if labels in of_cell
-    ]
-    if not shown:
-        return None
-    factors = [name for name in _FACTORS if any(name in of for *_, of in shown)]
-    unknown = [words for name, words in _FACTORS.items() if name not in factors]
-    return Exhibit(
-        title=f"Overheads of each operation, {sharding}",
-        headings=(
-            *("operation", "phase", "b × s", "ideal"),
-            *(_FACTORS[name] for name in factors),
-            *("observed", "idle before"),
-        ),
-        rows=tuple(
-            (
-                *(str(labels["operation"]), str(labels["phase"]), cell),
-                fmt.cell("ideal_ns", of["ideal_ns"]),
-                *(f"{of[name]:.2f}×" if name in of else fmt.UNKNOWN for name in factors),
-                fmt.cell("observed_ns", of["observed_ns"]),
-                fmt.cell("idle_before_ns", of["idle_before_ns"]),
-            )
-            for labels, cell, of in shown
-        ),
-        words=3,
-        note="Times of one call, of the operations that take longest. The ideal time multiplied by "
-        "all factors is the observed time; all are geometric means over the repetitions."
-        + (f" Not measured, and part of the rest: {', '.join(unknown)}." if unknown else ""),
-        shows=_MEASURES,
-    )
-
-
-def charts(experiment: Experiment) -> Iterator[Chart]:
-    """Draw throughput and the parts of a step over the grid."""
-    cells = [c for c in GRID if any(f"{c}-{s}" in experiment.variants for s in SHARDINGS)]
-    yield Chart(
-        title="Throughput over batch × sequence",
-        measure="tokens_per_s",
-        places=tuple(cells),
-        series={
-            sharding: [experiment.value("tokens_per_s", f"{cell}-{sharding}") for cell in cells]
-            for sharding in SHARDINGS
-        },
-    )
-    parts: dict[str, dict[str, float]] = {}
-    for row in experiment.causes:
-        name = ".".join(row.measure.split(".")[:_CHART_LEVEL])
-        of_part = parts.setdefault(name, {})
-        of_part[row.variant] = of_part.get(row.variant, 0.0) + row.estimate.value
-    yield Chart(
-        title="A step's time over batch × sequence",
-        measure="step_ns",
-        places=experiment.variants,
-        series={
-            name: [of_part.get(variant) for variant in experiment.variants]
-            for name, of_part in parts.items()
-        },
-        of_causes=True,
-    )
+    by_factor: dict[str, list[float]] = {}
+    for rows in runs:
+        least_ns = _LEAST_SHARE * sum(row["time_ns"] for row in rows)
+        for row in rows:
+            operation = " " + row["op"].removeprefix("aten::")
+            if not row["module"] or row["ideal_ns"] is None or row["time_ns"] < least_ns:
+                continue
+            if any(kind in operation for kind in _PRODUCTS):
+                for name in FACTORS:
+                    if row[name] is not None:
+                        by_factor.setdefault(name, []).append(row[name])
+    return {name: geometric_mean(by_factor[name]) for name in FACTORS if name in by_factor}
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Needs, Variant, Workload, as_program
 from chopper.experiments.options import Option
-from chopper.experiments.results import NO_LOSS, Experiment, Headline
+from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import training
-from chopper.workloads.offload_tables import LOSS_TOLERANCES, worst_loss_ratio
 
 if TYPE_CHECKING:
     import torch
@@ -279,20 +278,9 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         why="" if steps else "compiled steps are not faster beyond noise here",
         configuration=where,
     )
-    worst = worst_loss_ratio(experiment, ["compiled"])
-    if worst is not None:
-        apart = worst[1] if math.isfinite(worst[1]) else None
-        tolerance = LOSS_TOLERANCES[str(experiment.plan.options.get("dtype", "float32"))]
-        kept = "kept" if worst[1] <= tolerance else "exceeded"
-        yield Headline(
-            system="Compilation",
-            claim="largest relative difference of a step's loss, compiled from eager",
-            unit="",
-            timed=False,
-            ours=apart,
-            why=NO_LOSS.format("compiled") if apart is None else "",
-            configuration=f"{where}; tolerance {tolerance:g}: {kept}",
-        )
+    losses = training.loss_headline(experiment, "Compilation", ["compiled"], where)
+    if losses is not None:
+        yield losses
 
 
 def _portability(experiment: Experiment) -> Iterator[Headline]:

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from chopper.hardware.measure import gather_into, scatter_sum
-from chopper.workloads.swizzle import KERNELS
+from chopper.workloads.swizzle import KERNELS, turns
 from chopper.workloads.swizzle import Order as Swizzle
+from chopper.workloads.symmetric import team
 
 Operation = Callable[[], Tensor]
 Order = list[tuple[int, int | None]]
@@ -303,95 +304,133 @@ class MatmulScatter(Exchange):
         return float((run().double() - mine).norm() / mine.norm())
 
 
-class Experts:
-    """Rows of each rank to the experts that were chosen for them, and back, added by weight.
+class HostShards:
+    """All-gather and product on one GPU: the other ranks' shards come from pinned host memory.
 
-    An expert multiplies by a number of its own: what is measured is the exchange.
+    A [m, k], of which the last shard is on the GPU, times W [k, n]. The copy engine pulls the
+    other shards on a side stream, chunk by chunk, as a second GPU would push them over a link.
     """
 
-    TOP = 4
-    PER_RANK = 8
+    def __init__(self, args: argparse.Namespace, device: torch.device, shards: int) -> None:
+        self.m, self.k, self.n = args.m, args.k, args.n
+        self.per_shard = args.chunks
+        self.rows = self.m // (shards * args.chunks)
+        self.count = shards * args.chunks
+        self.chunks = (shards - 1) * args.chunks  # that are pulled
+        dtype = getattr(torch, args.dtype)
+        self.host = (torch.randn(self.m, self.k) / self.k**0.5).to(dtype).pin_memory()
+        self.w = (torch.randn(self.k, self.n, device=device)).to(dtype)
+        self.a = torch.empty(self.m, self.k, dtype=dtype, device=device)
+        self.out = torch.empty(self.m, self.n, dtype=dtype, device=device)
+        self.flags = torch.zeros(self.count, dtype=torch.int32, device=device)
+        self.stops = torch.zeros(2, dtype=torch.int32).pin_memory()  # never raised
+        self.side = torch.cuda.Stream(device)
+        self.reset()
 
-    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        self.ranks, self.dtype = dist.get_world_size(), getattr(torch, args.dtype)
-        self.count = self.PER_RANK * self.ranks
-        self.rows = torch.empty(args.tokens, args.k, dtype=self.dtype, device=device)
-        self.scales = torch.linspace(0.5, 1.5, self.count, device=device)
-        self.draw()
+    def reset(self, *, pulled: bool = False) -> None:
+        """Forget what was pulled; or have all of it here."""
+        self.a.fill_(float("nan"))
+        first = 0 if pulled else self.chunks
+        self.part(self.a, first, self.count).copy_(self.part(self.host, first, self.count))
+        self.flags.zero_()
+        self.flags[self.chunks :] = 1
+        torch.cuda.synchronize()
 
-    def draw(self) -> None:
-        """Draw new rows, and experts for them."""
-        device = self.rows.device
-        self.rows.copy_(torch.randn(self.rows.shape, device=device))
-        scores = torch.rand(len(self.rows), self.count, device=device)
-        self.weights, chosen = scores.topk(self.TOP)
-        self.chosen = chosen.to(torch.int32)
+    def before(self, part: str) -> None:
+        """Reset what a run of ``all``, ``compute`` or ``transfer`` starts from."""
+        # A device may clock higher on a matrix of one value: compute on real rows.
+        self.reset(pulled=part == "compute")
 
-    def applied(self, rows: Tensor, experts: Tensor) -> Tensor:
-        """Return what the experts make of rows; beyond those that came, there is no expert."""
-        return rows * self.scales[experts.clamp(0, self.count - 1)].to(self.dtype)[..., None]
+    def part(self, of: Tensor, first: int, end: int) -> Tensor:
+        """Rows of the chunks from ``first`` to before ``end``."""
+        return of[first * self.rows : end * self.rows]
 
-    def library(self) -> Tensor:
-        """Exchange counts, then rows, by all-to-all; the host must know the counts between."""
-        to = (self.chosen // self.PER_RANK).flatten()
-        pairs = to.argsort(stable=True)
-        sent = (to == torch.arange(self.ranks, device=to.device)[:, None]).sum(1)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
-        sizes = (received.tolist(), sent.tolist())
-        experts = self.chosen.new_empty(sum(sizes[0]))
-        dist.all_to_all_single(experts, self.chosen.flatten()[pairs], *sizes)
-        rows = self.rows.new_empty(len(experts), self.rows.shape[1])
-        dist.all_to_all_single(rows, self.rows[pairs // self.TOP], *sizes)
-        back = torch.empty_like(self.rows[pairs // self.TOP])
-        dist.all_to_all_single(back, self.applied(rows, experts), *reversed(sizes))
-        results = torch.empty_like(back)
-        results[pairs] = back
-        results = results.view(len(self.rows), self.TOP, -1)
-        return (self.weights[..., None] * results).sum(1).to(self.dtype)
+    def pull(self, first: int, end: int) -> None:
+        """Copy chunks from the host, in the current stream."""
+        self.part(self.a, first, end).copy_(self.part(self.host, first, end), non_blocking=True)
 
-    def fused(self) -> Operation:
-        """Two kernels on symmetric memory, for which the host waits only at their end."""
-        from chopper.workloads.tiles import ExpertExchange
+    def raise_flag(self, chunk: int) -> None:
+        """Say that a chunk is here, in the current stream, behind its copy.
 
-        tokens, width = self.rows.shape
-        exchange = ExpertExchange(
-            self.count, tokens=tokens, top=self.TOP, width=width, like=self.rows
+        Written by the stream itself, behind a fence: on a GPU full of waiting tiles a kernel would
+        find no room.
+        """
+        torch.ops.symm_mem.stream_write_value32_(self.flags.view(torch.uint32), chunk, 1)
+
+    def transfer(self) -> None:
+        """All copies and nothing else."""
+        self.pull(0, self.chunks)
+
+    def compute(self) -> Tensor:
+        """The product alone."""
+        return torch.mm(self.a, self.w, out=self.out)
+
+    def sequential(self) -> Tensor:
+        """All copies, then the product."""
+        self.transfer()
+        return self.compute()
+
+    def chunked(self, *, swizzle: bool) -> Tensor:
+        """A product per chunk, behind the event of its copy."""
+        self.side.wait_stream(torch.cuda.current_stream())
+        events = []
+        with torch.cuda.stream(self.side):
+            for chunk in range(self.chunks):
+                self.pull(chunk, chunk + 1)
+                events.append(torch.cuda.Event())
+                events[-1].record(self.side)
+        mine = [(self.chunks, self.count)]
+        others = [(chunk, chunk + 1) for chunk in range(self.chunks)]
+        for first, end in [*mine, *others] if swizzle else [*others, *mine]:
+            if first < self.chunks:
+                torch.cuda.current_stream().wait_event(events[first])
+            torch.mm(self.part(self.a, first, end), self.w, out=self.part(self.out, first, end))
+        return self.out
+
+    def fused(self, order: Swizzle) -> Operation:
+        """One kernel whose tiles wait for the flags that the copy engine raises."""
+        from chopper.workloads.tiles import WaitingProduct
+
+        shards = self.count // self.per_shard
+        product = WaitingProduct(
+            order,
+            shards - 1,
+            shards,
+            self.m // shards,
+            rows_per_chunk=self.rows,
+            lanes=0,
+            device=self.a.device,
         )
+        coming = turns(order, shards - 1, shards, self.per_shard, to=False)
+        of = team(shards - 1, [self.a.data_ptr()] * shards, self.stops, self.a.device)
 
         def run() -> Tensor:
-            there = exchange.dispatch(self.rows, self.chosen)
-            return exchange.combine(self.applied(there.rows, there.experts), self.weights)
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                for shard, piece in coming:
+                    chunk = shard * self.per_shard + piece
+                    self.pull(chunk, chunk + 1)
+                    self.raise_flag(chunk)
+            return product(of, self.a, self.flags, self.w, self.out, 1)
 
         return run
 
     def error(self, run: Operation) -> float:
-        """Against float64 on fresh rows and experts."""
-        self.draw()
-        scales = self.scales.double()[self.chosen.long()]
-        expected = (self.weights * scales).sum(1)[:, None] * self.rows.double()
+        """‖out − ref‖ / ‖ref‖ against float64, on fresh numbers."""
+        self.host.copy_(torch.randn(self.m, self.k) / self.k**0.5)
+        self.reset()
+        expected = self.host.to(self.a.device).double() @ self.w.double()
         return float((run().double() - expected).norm() / expected.norm())
 
 
-Problem = GatherMatmul | MatmulScatter
+Problem = GatherMatmul | MatmulScatter | HostShards
 
 
-def operation(problem: Problem | Experts, variant: str) -> Operation | None:
-    """The variant as a call that runs it once and returns this rank's result.
-
-    Experts know the library and kernels, in one order.
-    """
-    if isinstance(problem, Experts):
-        if variant == "triton":
-            return problem.fused()
-        return problem.library if variant == "library" else None
+def operation(problem: Problem, variant: str) -> Operation:
+    """Return the variant as a call that runs it once and returns this rank's result."""
     if variant in KERNELS:
         return problem.fused(KERNELS[variant])
-    operations: dict[str, Operation] = {
-        "library": problem.library,
-        "sequential": problem.sequential,
-        "chunked": lambda: problem.chunked(swizzle=True),
-        "unswizzled": lambda: problem.chunked(swizzle=False),
-        "symmetric": problem.symmetric,
-    }
-    return operations[variant]
+    if variant in ("chunked", "unswizzled"):
+        return lambda: problem.chunked(swizzle=variant == "chunked")
+    run: Operation = getattr(problem, variant)
+    return run

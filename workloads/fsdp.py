@@ -7,13 +7,13 @@ The programs are fsdp1.py and fsdp2.py; this module holds what is drawn from bot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
 
 from chopper import wording as fmt
 from chopper.experiments.declarations import ShownView, Variant, Workload
 from chopper.experiments.options import changed
-from chopper.experiments.results import NO_LOSS, Experiment, Headline, Labels, difference, ratio
+from chopper.experiments.results import Experiment, Headline, difference, ratio
 from chopper.workloads import training
 from chopper.workloads.training import needs as needs
 
@@ -88,16 +88,9 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             f"neither of them {_TRACING_FACTOR:g} times more than the other",
             configuration=where,
         )
-    apart, why = _losses_apart(experiment)
-    yield Headline(
-        system="FSDP",
-        claim="largest difference between their losses at a step",
-        unit="",
-        timed=False,
-        ours=apart,
-        why=why,
-        configuration=where,
-    )
+    losses = training.loss_headline(experiment, "FSDP", ["fsdp2"], where)
+    if losses is not None:
+        yield losses
     for claim, view, column in (
         ("steps' allocations alike", "memory_determinism", "similarity_ratio"),
         ("deviation of the peak over its mean", "memory_determinism", "peak"),
@@ -147,19 +140,6 @@ def _clock(experiment: Experiment, where: str) -> Headline:
         why="no clock was sampled",
         configuration=where,
     )
-
-
-def _losses_apart(experiment: Experiment) -> tuple[float | None, str]:
-    losses: dict[str, dict[Labels, float]] = {v: {} for v in experiment.variants}
-    for row in experiment.rows:
-        if row.measure == "loss":
-            losses[row.variant][row.labels] = row.estimate.value
-    steps = set().union(*losses.values())
-    for variant, loss_by_step in losses.items():
-        if not loss_by_step or loss_by_step.keys() != steps:
-            return None, NO_LOSS.format(variant)
-    at_steps: list[Sequence[float]] = [[loss[s] for loss in losses.values()] for s in steps]
-    return max(max(at) - min(at) for at in at_steps), ""
 
 
 def _means(experiment: Experiment, view: str, column: str, variant: str) -> list[float]:

@@ -38,15 +38,14 @@ def main() -> None:
 
 
 def sharded_model(
-    args: argparse.Namespace, device: torch.device, *, offload: bool = False
+    args: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Shard the model of ``args.size`` over all ranks; with ``offload``, in host memory."""
+    """Shard the model of ``args.size`` over all ranks."""
     import torch
     import torch.distributed as dist
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
     from torch.distributed.fsdp import (
         BackwardPrefetch,
-        CPUOffload,
         FullyShardedDataParallel,
         MixedPrecision,
         ShardingStrategy,
@@ -85,12 +84,8 @@ def sharded_model(
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         param_init_fn=materialize,
         device_id=device,
-        cpu_offload=CPUOffload(offload_params=True) if offload else None,
-        # The optimizer sees the model's own weights (views of the flat one), under their names. Not
-        # where shards are offloaded from a CPU to itself: FSDP1 (torch 2.13) then takes the
-        # gradients of the last step, which zero_grad has taken from the views only, as some to add
-        # to.
-        use_orig_params=not (offload and device.type == "cpu"),
+        # The optimizer sees the model's own weights (views of the flat one), under their names.
+        use_orig_params=True,
     )
 
     return sharded, adamw(sharded)

@@ -25,7 +25,7 @@ import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -34,18 +34,9 @@ import chopper
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
 from chopper.experiments.options import Option, changed
-from chopper.experiments.results import NO_LOSS, Experiment, Headline, ratio
+from chopper.experiments.results import Experiment, Headline, ratio
 from chopper.wording import plural
 from chopper.workloads import training
-from chopper.workloads.offload_tables import (
-    LOSS_TOLERANCES,
-    over_bound,
-    slowdown,
-    total,
-    totals,
-    worst_loss_ratio,
-)
-from chopper.workloads.offload_tables import exhibits as exhibits
 from chopper.workloads.placement import (
     CATEGORIES,
     LARGEST_SEQUENCE,
@@ -77,7 +68,7 @@ BYTES_PER_UPDATE = {"adamw": 7, "sgd": 3}
 
 WORKLOAD = Workload(
     name="offload",
-    summary="one training job with its memory placed in fifteen ways: ZeRO's stages, optimizer, "
+    summary="one training job with its memory placed in twelve ways: ZeRO's stages, optimizer, "
     "weights and activations in host memory, layers on disk, checkpointing, unified memory; "
     "predicted and measured, what each costs, and the largest model that fits",
     options=(
@@ -333,34 +324,72 @@ def keep_unified(prof: chopper.Profile, shared: managed.Managed, device: torch.d
         prof.measure("migration_bytes_per_s", rate, pattern=pattern)
 
 
+def totals(
+    experiment: Experiment, measure: str, variant: str, categories: Iterable[str], place: str = ""
+) -> tuple[float, ...]:
+    """Sum a measure over places and categories, per repetition; empty where it was not measured."""
+    found = [
+        row.values
+        for row in experiment.rows
+        if row.measure == measure
+        and row.variant == variant
+        and str((labels := dict(row.labels))["category"]) in categories
+        and place in ("", labels["place"])
+    ]
+    return tuple(sum(values) for values in zip(*found, strict=True))
+
+
+def total(
+    experiment: Experiment, measure: str, variant: str, categories: Iterable[str], place: str = ""
+) -> float | None:
+    """Their mean over the repetitions; None where nothing was measured."""
+    found = totals(experiment, measure, variant, categories, place)
+    return fmean(found) if found else None
+
+
+def slowdown(experiment: Experiment, variant: str) -> Headline | None:
+    """A variant's step over that of the baseline; None where one of them is missing."""
+    base = experiment.plan.baseline
+    slower = experiment.ratio("median_step_ns", variant, base) if base else None
+    if slower is None or variant == base:
+        return None
+    update_ns, step_ns = (experiment.value(m, base) for m in ("update_ns", "median_step_ns"))
+    return Headline.of(
+        slower,
+        system="ZeRO, offload",
+        claim=f"{variant}: step over that of {base}",
+        least=1 - update_ns / step_ns if update_ns and step_ns else None,
+        bound=f"no placement saves more than all of {base}'s update",
+    )
+
+
+def over_bound(experiment: Experiment, variant: str) -> Headline | None:
+    """The optimizer's step over its DRAM bound; None where it was not measured."""
+    bound = experiment.find("update_over_bound_ratio", variant)
+    why = experiment.why("update_over_bound_ratio", variant)
+    if bound is None and not why:
+        return None
+    return Headline.of(
+        None if bound is None else bound.estimate,
+        why=why,
+        system="ZeRO, offload",
+        claim=f"{variant}: the optimizer's step on the host over its DRAM bound",
+        configuration="bytes of each update over triad's bandwidth",
+    )
+
+
 def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Losses alike, states as ZeRO's formulas say, the host's update, the largest model."""
     variants = [v for v in experiment.variants if v in PLACEMENTS]
     dtype = experiment.plan.options.get("dtype", "float32")
     where = f"{plural(experiment.plan.ranks, 'rank')} on {experiment.plan.device}, {dtype}"
-    yield from _losses(experiment, variants, where)
+    losses = training.loss_headline(experiment, "ZeRO, offload", variants, where)
+    if losses is not None:
+        yield losses
     yield from _states(experiment, variants, where)
     yield from _device_memory(experiment, variants, where)
     yield from _times(experiment, variants, where)
     yield from _largest_models(experiment, variants)
-
-
-def _losses(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:
-    worst = worst_loss_ratio(experiment, variants)
-    if worst is None:
-        return
-    variant, apart = worst
-    tolerance = LOSS_TOLERANCES[str(experiment.plan.options.get("dtype", "float32"))]
-    kept = "kept" if apart <= tolerance else "exceeded"
-    yield Headline(
-        system="ZeRO, offload",
-        claim="largest relative difference of a variant's loss from ddp's at any step",
-        unit="",
-        timed=False,
-        ours=apart if math.isfinite(apart) else None,
-        why="" if math.isfinite(apart) else NO_LOSS.format(variant),
-        configuration=f"{variant}; {where}; tolerance {tolerance:g}: {kept}",
-    )
 
 
 def _states(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:

@@ -22,9 +22,8 @@ import chopper
 from chopper.analyzers.estimates.memory import Memory
 from chopper.analyzers.estimates.memory import memory as estimated_memory
 from chopper.hardware.measure import wait
-from chopper.models.architectures import Architecture
 from chopper.workloads import placement as formulas
-from chopper.workloads.llama import SIZES, Llama
+from chopper.workloads.llama import SIZES
 from chopper.workloads.offload_trainers import Trainer
 from chopper.workloads.overlapped_offload import OverlappedOffload, is_weight
 from chopper.workloads.placement import PLACEMENTS, Placement
@@ -189,28 +188,16 @@ def keep_predictions(
     """Measure what formulas and estimators say of this variant."""
     config = SIZES[args.size]
     width = formulas.widths_of(placement, args.dtype, args.optimizer)
-    weights = weights_of(config)
-    count = weights.count
-    predicted: dict[tuple[str, str], float] = {
-        (category, placement.of(category)): per_weight
-        * (weights.layers_count if placement.on_disk else count)
+    count = config.parameters_count - (config.outer_count if placement.on_disk else 0)
+    predicted: dict[str, float] = {
+        category: per_weight * count
         for category, per_weight in formulas.states_bytes(placement, width, ranks).items()
     }
-    buckets = formulas.BUCKET_ELEMENTS
-    for beyond in formulas.beyond_formulas(placement, width, weights, ranks, buckets):
-        at = beyond.category, beyond.place
-        predicted[at] = predicted.get(at, 0.0) + beyond.size_bytes
-        labels = {"category": beyond.category, "place": beyond.place, "what": beyond.what}
-        prof.measure("beyond_formula_bytes", beyond.size_bytes, **labels)
-    predicted["activations", placement.of("activations")] = kept_bytes(args, placement, device)
-    for (category, where), size in predicted.items():
-        prof.measure("predicted_bytes", size, category=category, place=where)
+    predicted["activations"] = kept_bytes(args, placement, device)
+    for category, size in predicted.items():
+        prof.measure("predicted_bytes", size, category=category, place=placement.of(category))
     memory = estimated(args, placement, ranks, device.type)
     prof.measure("predicted_peak_bytes", memory.allocated_bytes)
-    for direction, per_weight in formulas.link_bytes(placement, width, ranks).items():
-        prof.measure("predicted_link_bytes", per_weight * count, direction=direction)
-    sent = formulas.collective_bytes(placement, width, ranks) * count
-    prof.measure("predicted_collective_bytes", sent)
 
 
 def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.device) -> int:
@@ -225,21 +212,6 @@ def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.dev
     logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary_count
     kept: int = said.phases_bytes["loss"] - said.steady_bytes - logits
     return kept
-
-
-def weights_of(config: Architecture) -> formulas.Weights:
-    """Sizes of a model's tensors, without its memory."""
-    with torch.device("meta"):
-        model = Llama(config)
-    counts = [weight.numel() for weight in model.parameters()]
-    layers = sum(weight.numel() for weight in model.layers.parameters())
-    return formulas.Weights(
-        count=sum(counts),
-        layers_count=layers,
-        layer_count=layers // config.layers_count,
-        largest_count=max(counts),
-        persistent_count=sum(n for n in counts if n <= formulas.PERSISTENT_ELEMENTS),
-    )
 
 
 def estimated(

@@ -125,18 +125,8 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
     """The variant's model and optimizer."""
     placement = PLACEMENTS[args.variant]
     args.checkpoint = "full" if placement.checkpoint else "none"
-    # What only some variants need is loaded for them: it takes as long as their steps.
-    if placement.strategy == "fsdp1":
-        from chopper.workloads import fsdp1
-
-        if device.type == "cpu":
-            # FSDP1 pins what it offloads without asking for what, and waits for streams; on the CPU
-            # nothing is there to read pinned memory, and torch's stand-in for a stream cannot wait.
-            torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
-            torch.cpu.Stream.synchronize = lambda _: None  # type: ignore[attr-defined]
-        sharded, _ = fsdp1.sharded_model(args, device, offload=True)
-        return Trainer(sharded, optimizer_of(args.optimizer, sharded.parameters()))
     if placement.strategy == "fsdp2":
+        # Loaded for this variant alone: it takes as long as its steps.
         from chopper.workloads import fsdp2
 
         sharded, _ = fsdp2.sharded_model(args, device, offload=True)

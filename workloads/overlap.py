@@ -15,11 +15,9 @@ summed into the rank that owns the rows. Both exchange directly, rank to rank, i
                  it has (or sends first what others wait for): the swizzle of Triton-distributed
     unswizzled   the same, in row order, which is the same order on every rank
     symmetric    torch's fused operators on symmetric memory (several GPUs that reach each other)
-    triton       one kernel whose tiles wait for what other ranks send, on symmetric memory; so do
-                 rows for the experts of other ranks. On one GPU the copy engine sends. On CPUs the
+    triton       one kernel whose tiles wait for what other ranks send, on symmetric memory; with
+                 triton-unswizzled in row order. On one GPU the copy engine sends. On CPUs the
                  kernels run in Triton's interpreter: checked, not timed
-
-`triton-mesh` and `triton-unswizzled` send and compute in other orders (`workloads.swizzle`).
 
 Overlap alone cannot make it more than 2× faster: T_sequential = T_compute + T_transfer, and no
 order takes less than the larger of the two and the first chunk. What is beyond that against a
@@ -43,9 +41,9 @@ from chopper import wording as fmt
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
 from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
-from chopper.experiments.results import Exhibit, Experiment, Headline
+from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import link
-from chopper.workloads.swizzle import FABRICS, KERNELS, ORDERS, load
+from chopper.workloads.swizzle import KERNELS
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +57,6 @@ WORKLOAD = Workload(
         Option("k", "inner dimension", 2048, positive),
         Option("n", "columns", 1024, positive),
         Option("chunks", "chunks into which each rank's rows are split", 8, positive),
-        Option("tokens", "rows that each rank sends to experts", 64, positive),
         Option(
             "rate",
             "of the link between two ranks on the CPU; none: the loopback",
@@ -80,7 +77,6 @@ WORKLOAD = Workload(
         Variant("unswizzled", "chunk by chunk, in the order of the rows"),
         Variant("symmetric", "torch's fused operators on symmetric memory", needs_gpu=True),
         Variant("triton", "one kernel that waits for what is sent, the nearest rank's first"),
-        Variant("triton-mesh", "the same, a chunk of every rank in turn"),
         Variant("triton-unswizzled", "the same, in row order"),
     ),
     baseline="sequential",
@@ -104,8 +100,6 @@ WARMUP = 2
 TRACED = 5
 CHECKED = 3
 """Steps of a kernel that is checked alone: the third writes where the first was read."""
-_FABRIC_RANKS = 8
-"""As many as a host has GPUs, where fewer ran."""
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
@@ -126,9 +120,6 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
                 "that the product needs, little can be hidden"
             )
     elements = args.m * args.k + args.k * args.n + 2 * args.m * args.n
-    elements += (
-        4 * ranks * args.tokens * args.k
-    )  # a row to 4 experts, all of which one rank may have
     return Needs(
         memory_bytes=elements * (8 + 8 + 8),
         what=f"--m {args.m} --k {args.k} --n {args.n}",
@@ -143,11 +134,8 @@ def _absent(ranks: int, device: str) -> dict[str, str]:
     if ranks == 1:
         why = "needs another rank; --ranks 1 takes the shards from pinned host memory"
         absent |= {"library": why, "symmetric": why}
-        absent["triton-mesh"] = "needs other ranks: one copy engine brings all shards"
     elif device == "cuda":
         absent |= dict.fromkeys(("symmetric", *KERNELS), _no_peer_access(ranks))
-    if ranks == 2:
-        absent["triton-mesh"] = "with one peer it is the order of triton"
     if importlib.util.find_spec("triton") is None:
         absent |= dict.fromkeys(KERNELS, "needs triton, which is not installed: pip install triton")
     elif device == "cpu" and sys.platform != "linux":
@@ -178,69 +166,59 @@ def main() -> None:
         link.enter(args.channel, link_bits_per_s)
     with joined(args.device, prog="overlap") as device:
         torch.manual_seed(args.seed + dist.get_rank())
-        if dist.get_world_size() == 1:
-            from chopper.workloads.overlap_one import measure_one
-
-            measure_one(args, device, SHARDS)
-        else:
-            measure(args, device, link_bits_per_s)
+        measure(args, device, link_bits_per_s)
 
 
 def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int | None) -> None:
-    """Check both operations against float64, then time them; rank 0 keeps the slowest rank's."""
+    """Check the operations against float64, then time them; rank 0 keeps the slowest rank's."""
     import torch
     import torch.distributed as dist
-
-    from chopper.workloads.exchange import (
-        Experts,
-        GatherMatmul,
-        MatmulScatter,
-        Problem,
-        operation,
-        overlap_measures,
-        require_exact,
-    )
 
     interpreted = device.type == "cpu" and args.variant in KERNELS
     if interpreted:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-    problems: dict[str, Problem | Experts] = {
-        "all_gather_matmul": GatherMatmul(args, device),
-        "matmul_reduce_scatter": MatmulScatter(args, device),
-        EXPERTS: Experts(args, device),
-    }
+    from chopper.workloads import exchange
+
+    problems: dict[str, exchange.Problem] = {}
+    before = None
+    if dist.get_world_size() == 1:
+        shards = exchange.HostShards(args, device, SHARDS)
+        problems["all_gather_matmul"], before = shards, shards.before
+    else:
+        problems["all_gather_matmul"] = exchange.GatherMatmul(args, device)
+        problems["matmul_reduce_scatter"] = exchange.MatmulScatter(args, device)
     errors = {}
     runs: dict[tuple[str, str], Callable[[], object]] = {}
     for name, problem in problems.items():
-        run = operation(problem, args.variant)
-        if run is None:
-            continue
+        run = exchange.operation(problem, args.variant)
         found = [problem.error(run) for _ in range(CHECKED)]
-        errors[name] = require_exact(f"{name} {args.variant}", found, args.dtype)
+        errors[name] = exchange.require_exact(f"{name} {args.variant}", found, args.dtype)
+        problem.transfer()  # no row is poison any more: a product's time may depend on data
         runs[name, "all"] = run
-        if not isinstance(problem, Experts):
-            problem.transfer()  # no row is poison any more: a product's time may depend on data
-            runs[name, "compute"], runs[name, "transfer"] = problem.compute, problem.transfer
+        runs[name, "compute"], runs[name, "transfer"] = problem.compute, problem.transfer
     if interpreted:
         with chopper.profile(args.output) as prof:
             for name, error in errors.items():
                 prof.measure("relative_error", error, operation=name)
         return
     # Before anything is recorded, which takes of the cores that exchange and product share.
-    took = timed(runs, args.steps, device)
+    times = timed(runs, args.steps, device, before=before)
     with chopper.profile(args.output) as prof:
-        timed({run: call for run, call in runs.items() if run[1] == "all"}, TRACED, device, prof)
+        whole_runs = {run: call for run, call in runs.items() if run[1] == "all"}
+        timed(whole_runs, TRACED, device, prof, before=before)
         if link_bits_per_s is not None:
             prof.measure("link_bytes_per_s", link_bits_per_s / 8)
         for name, error in errors.items() if dist.get_rank() == 0 else ():
-            whole = took[name, "all"]
-            if name == EXPERTS:
-                measures = {"time_ns": whole.time_s * 1e9, "relative_error": error}
-            else:
-                compute, transfer = took[name, "compute"], took[name, "transfer"]
-                measures = overlap_measures(
-                    whole.time_s, compute.time_s, transfer.time_s, chunks=args.chunks, error=error
-                )
+            whole, compute, transfer = (
+                times[name, part] for part in ("all", "compute", "transfer")
+            )
+            measures = exchange.overlap_measures(
+                whole.time_s,
+                compute.time_s,
+                transfer.time_s,
+                chunks=problems[name].chunks,
+                error=error,
+            )
             if device.type == "cpu":
                 # What chunks and a transfer beside the product cost is in this, not in the bound.
                 cores_s = whole.time_s * torch.get_num_threads()
@@ -250,8 +228,8 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
                 prof.measure(measure_name, value, operation=name)
 
 
-class Took(NamedTuple):
-    """Medians over rounds, each of the rank that took most."""
+class MedianTime(NamedTuple):
+    """Medians over rounds, each of the slowest rank."""
 
     time_s: float
     core_s: float
@@ -263,16 +241,24 @@ def timed(
     rounds: int,
     device: torch.device,
     prof: chopper.Profile | None = None,
-) -> dict[tuple[str, str], Took]:
-    """Time each once per round, so that all are measured over the same stretch of time."""
+    *,
+    before: Callable[[str], None] | None = None,
+) -> dict[tuple[str, str], MedianTime]:
+    """Time each once per round, so that all are measured over the same stretch of time.
+
+    Args:
+        before: called with the part (``all``, ``compute``, ``transfer``) before each run of it.
+    """
     import torch
     import torch.distributed as dist
 
     from chopper.hardware.measure import wait
 
-    found: dict[tuple[str, str], list[Took]] = {run: [] for run in runs}
+    times: dict[tuple[str, str], list[MedianTime]] = {run: [] for run in runs}
     for step in range(WARMUP + rounds):
         for run, call in runs.items():
+            if before is not None:
+                before(run[1])
             # Without it, one rank's lateness would count as the transfer's slowness.
             dist.barrier()
             begin, begin_core = time.perf_counter(), time.process_time()
@@ -280,13 +266,13 @@ def timed(
             wait(device)
             if step >= WARMUP:
                 core_s = time.process_time() - begin_core
-                found[run].append(Took(time.perf_counter() - begin, core_s))
+                times[run].append(MedianTime(time.perf_counter() - begin, core_s))
         if prof is not None:
             prof.step()
-    most = torch.tensor([*found.values()], device=device, dtype=torch.float64)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    middle = most.median(dim=1).values.tolist()
-    return {run: Took(*values) for run, values in zip(runs, middle, strict=True)}
+    slowest = torch.tensor([*times.values()], device=device, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    medians = slowest.median(dim=1).values.tolist()
+    return {run: MedianTime(*values) for run, values in zip(runs, medians, strict=True)}
 
 
 _NCCL = "1.09–44.97× over PyTorch with NCCL"
@@ -299,21 +285,14 @@ _CLAIMS = (
     ("triton", "sequential", "one kernel that waits against one after the other", None),
     ("triton", "library", "one kernel that waits against the library's collective", _NCCL),
     ("triton", "triton-unswizzled", "one kernel, swizzled against the order of the rows", None),
-    ("triton-mesh", "triton", "one kernel, a chunk of every rank against rank after rank", None),
 )
 """Variant, the variant it is compared with, the claim, and the published number."""
-EXPERTS = "experts_all_to_all"
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold overlap against one after the other, the library, and without the swizzle."""
-    for operation in ("all_gather_matmul", "matmul_reduce_scatter", EXPERTS):
+    for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
         for variant, against, claim, said in _CLAIMS:
-            if operation == EXPERTS:
-                if (variant, against) != ("triton", "library"):
-                    continue
-                said = None  # the published range is of products
-                claim = "low-latency kernels against the library's all-to-all of counts and rows"
             claim = f"{operation.replace('_', ' ')}: {claim}"
             faster = experiment.ratio("time_ns", against, variant, operation=operation)
             configuration = faster and _configuration(experiment, variant, operation)
@@ -350,9 +329,6 @@ def _interpreted(experiment: Experiment, variant: str, operation: str) -> str:
 
 def _configuration(experiment: Experiment, variant: str, operation: str) -> str | None:
     route = _route(experiment, variant)
-    if operation == EXPERTS:
-        options = experiment.plan.options
-        return f"{options['tokens']} rows of {options['k']} from each rank; {route}"
     bound_ratio, compute_ns, transfer_ns, busy_ratio = (
         experiment.value(name, variant, operation=operation)
         for name in ("bound_over_time_ratio", "compute_ns", "transfer_ns", "cores_busy_ratio")
@@ -364,40 +340,6 @@ def _configuration(experiment: Experiment, variant: str, operation: str) -> str 
     return (
         f"{fmt.ratio(bound_ratio)} of max(T_compute, T_transfer) + first chunk{cores}; hiding all "
         f"of the shorter gives {most:.2f}×, 2× at the most; {route}"
-    )
-
-
-def exhibits(experiment: Experiment) -> tuple[Exhibit, ...]:
-    """Load that each order puts on a switch and on a full mesh: a count and a model."""
-    ranks, chunks = experiment.plan.ranks, experiment.plan.options.get("chunks")
-    if not isinstance(chunks, int):
-        return ()
-    if ranks <= 2:
-        ranks = _FABRIC_RANKS
-    kernels = {order: variant for variant, order in KERNELS.items()}
-    rows = []
-    for order in ORDERS:
-        loads = [load(order, fabric, ranks, chunks, ranks - 1) for fabric in FABRICS]
-        shown = (f"{ratio:.2f}×" for of in loads for ratio in of)
-        rows.append((order, kernels[order], *shown))
-    return (
-        Exhibit(
-            title=f"Orders of what {ranks} ranks send, on two fabrics",
-            headings=(
-                "order",
-                "variant",
-                "switch: busiest port",
-                "switch: time",
-                "mesh: busiest link",
-                "mesh: time",
-            ),
-            words=2,
-            rows=tuple(rows),
-            note=f"Not measured. Each rank sends {ranks - 1} chunks at a time: the load of the "
-            "busiest port or link in such a round over an even share is counted, the time is that "
-            "of a model over a fabric that is busy everywhere. 1× is the least. The model knows no "
-            "latency and no product between the chunks.",
-        ),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from chopper.errors import UsageError
 
@@ -82,18 +82,13 @@ _ACTIVATIONS = frozenset(("activations",))
 
 PLACEMENTS: dict[str, Placement] = {
     "ddp": Placement("ddp", "everything on every rank", default=True),
-    "zero1": Placement("zero1", "DeepSpeed: optimizer states partitioned"),
-    "zero2": Placement("zero2", "and gradients"),
+    "zero2": Placement("zero2", "DeepSpeed: optimizer states and gradients partitioned"),
     "zero3": Placement("zero3", "and weights"),
-    "zero1-offload": Placement("zero1", "zero1, the optimizer in host memory", on_host=_OPTIMIZER),
     "zero2-offload": Placement(
         "zero2", "zero2, the optimizer in host memory", on_host=_OPTIMIZER, default=True
     ),
     "zero3-offload": Placement("zero3", "zero3, the optimizer in host memory", on_host=_OPTIMIZER),
     "zero3-param-offload": Placement("zero3", "and the weights", on_host=_EVERYTHING, default=True),
-    "fsdp1-offload": Placement(
-        "fsdp1", "FullyShardedDataParallel with CPUOffload", on_host=_EVERYTHING
-    ),
     "fsdp2-offload": Placement("fsdp2", "fully_shard with CPUOffloadPolicy", on_host=_EVERYTHING),
     "checkpoint": Placement(
         "ddp", "each block's forward run again in backward", checkpoint=True, default=True
@@ -148,109 +143,21 @@ def widths_of(placement: Placement, dtype: str, optimizer: str) -> Widths:
 def states_bytes(placement: Placement, width: Widths, ranks: int) -> dict[str, float]:
     """Bytes per weight that each rank keeps: ZeRO's formulas (arXiv 1910.02054).
 
-    Those on disk are of layers only, and no gradient stays until the update.
+    Plus what DeepSpeed 0.19 keeps of gradients for an update on the host: stage 3 collects them in
+    a second buffer, and 16-bit gradients are converted to float32 (stage_1_and_2.py, stage3.py).
+    Layers on disk: bytes per weight of the layers; no gradient stays until the update.
     """
     k = width.master + width.moments
     if placement.on_disk:
         return {"weights": width.weight, "optimizer": k}
+    gradients = float(width.gradient)
+    if placement.deepspeed and "optimizer" in placement.on_host:
+        gradients = max(4, width.gradient) + (width.gradient if placement.stage == 3 else 0)
     return {
         "weights": width.weight / ranks if placement.stage == 3 else width.weight,
-        "gradients": width.gradient / ranks if placement.stage >= 2 else width.gradient,
-        "optimizer": k / ranks if placement.stage >= 1 else k,
+        "gradients": gradients / ranks if placement.stage >= 2 else gradients,
+        "optimizer": k / ranks if placement.stage else k,
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Counts of a model's weights, which DeepSpeed's buffers depend on."""
-
-    count: int
-    largest_count: int
-    """Elements of the largest tensor."""
-    persistent_count: int
-    """In tensors of at most `PERSISTENT_ELEMENTS`."""
-    layers_count: int
-    """In all layers, of which two are in memory when they are on disk."""
-    layer_count: int
-
-
-class Beyond(NamedTuple):
-    """Memory of a library that ZeRO's formulas do not know, or that is less than they say."""
-
-    category: str
-    place: Literal["device", "host", "disk"]
-    size_bytes: float
-    """Per rank; negative: less than the formula."""
-    what: str
-
-
-def beyond_formulas(
-    placement: Placement, width: Widths, weights: Weights, ranks: int, bucket: int
-) -> list[Beyond]:
-    """Calculate what a library holds at the update beside ZeRO's states.
-
-    DeepSpeed 0.19 by the sizes in its stage_1_and_2.py and stage3.py; ``bucket``: of
-    ``reduce_bucket_size``.
-    """
-    beyond: list[Beyond] = []
-    if placement.on_disk:
-        count = weights.count - weights.layers_count + 2 * weights.layer_count
-        size = count * (width.weight + width.gradient + width.moments)
-        what = "two layers in transfer, embedding and head, with optimizer and gradients"
-        return [Beyond("buffers", "device", size, what)]
-    if not placement.deepspeed:
-        return beyond
-    offloads = "optimizer" in placement.on_host
-    part, largest = weights.count / ranks, width.gradient * weights.largest_count
-    if placement.stage == 1:
-        others, where = width.gradient * (part - weights.count), placement.of("gradients")
-        freed = "gradients that other ranks update: freed"
-        beyond.append(Beyond("gradients", where, others, freed))
-    if placement.stage < 3 and offloads:
-        updated = width.weight * part
-        beyond += [
-            Beyond("buffers", "host", updated, "updated weights, before the copy to the device"),
-            Beyond("buffers", "host", largest, "the largest gradient, in transfer"),
-            Beyond("buffers", "device", largest, "the largest gradient, in transfer"),
-        ]
-    if placement.stage == 3:
-        small = width.weight * weights.persistent_count
-        reduced = width.gradient * bucket
-        beyond += [
-            Beyond("buffers", "device", reduced, "bucket in which gradients are reduced"),
-            Beyond("buffers", "device", small, "small weights, not partitioned"),
-        ]
-        if offloads:
-            collected = "gradients where they are collected, beside those that the update reads"
-            beyond.append(Beyond("gradients", "host", width.gradient * part, collected))
-    if offloads and width.gradient < 4:
-        wide = (4 - width.gradient) * part
-        beyond.append(Beyond("gradients", "host", wide, "gradients in float32 for the update"))
-    return beyond
-
-
-def collective_bytes(placement: Placement, width: Widths, ranks: int) -> float:
-    """Bytes per weight that each rank sends in a step (ZeRO, section 7).
-
-    An all-reduce of gradients sends 2 × their size × (N−1)/N; stage 3 gathers weights twice,
-    reduces once.
-    """
-    gathered = 2 * width.compute if placement.stage == 3 else width.reduce
-    return (gathered + width.reduce) * (ranks - 1) / ranks
-
-
-def link_bytes(placement: Placement, width: Widths, ranks: int) -> dict[str, float]:
-    """Bytes of states per weight that cross the link between device and host in a step.
-
-    Gradients go down once. Updated weights come up once, or, where the weights live on the host,
-    each rank's part for every gather: in forward and in backward.
-    """
-    if placement.on_disk:
-        return {"to host": width.gradient, "to device": 2 * width.weight}
-    if "optimizer" not in placement.on_host:
-        return {"to host": 0.0, "to device": 0.0}
-    twice = 2 if "weights" in placement.on_host else 1
-    return {"to host": width.gradient / ranks, "to device": twice * width.compute / ranks}
 
 
 def disk_bytes(placement: Placement, width: Widths, layers_count: int) -> int:

@@ -1,4 +1,4 @@
-"""Products and an exchange for experts whose tiles wait for what other ranks send.
+"""Matrix products in Triton whose tiles wait for the data that other ranks send.
 
 Each is one kernel on `workloads.primitives`. Its programs draw tickets, so that those that have
 started are always the first ones: programs that send have the lowest tickets and wait for nobody,
@@ -9,8 +9,6 @@ whatever order a GPU starts programs, and in Triton's interpreter, which runs on
                      waits for the chunks that its rows need
     matmul_scatter   Y = reduce_scatter(X · W): a tile of the partial product is stored into the
                      memory of the rank that owns its rows, which adds what comes
-    dispatch         rows of tokens go to the ranks of their experts, with no exchange of counts
-    combine          the experts' results go back, and are added by their weights
 
 The order of pieces and tiles is an argument (`workloads.swizzle`).
 """
@@ -33,8 +31,6 @@ from chopper.workloads.swizzle import Order, Piece, turns, visits
 from chopper.workloads.symmetric import Place, SymmetricMemory
 
 HIP = torch.version.hip is not None
-SPLITS = 4
-"""Programs that send to one rank; each sets a signal of its own."""
 ELEMENTS = 1024
 """That a program moves at once."""
 
@@ -205,111 +201,6 @@ def matmul_scatter_kernel(
         tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def dispatch_kernel(
-    team,
-    tickets,
-    rows,  # place [ranks, most, H]
-    experts,  # place [ranks, most]
-    counts,  # place [ranks]
-    signals,  # [ranks, SPLITS]
-    tokens,
-    chosen,  # [pairs] expert
-    pairs,  # [pairs] by the rank of their expert
-    starts,  # [ranks + 1] first of each rank's pairs
-    received,
-    most,
-    H,
-    step,
-    TOP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ELEMENTS: tl.constexpr,
-    HIP: tl.constexpr,
-):
-    """Put each token into the memory of its experts' ranks; wait for those that come."""
-    ticket = draw(tickets)
-    me = rank(team)
-    if ticket < ranks(team) * SPLITS:
-        peer = (me + 1 + ticket // SPLITS) % ranks(team)  # all ranks begin with another
-        split = ticket % SPLITS
-        start = tl.load(starts + peer)
-        count = tl.load(starts + peer + 1) - start
-        for slot in range(split, count, SPLITS):
-            pair = tl.load(pairs + start + slot)
-            row = (me * most + slot).to(tl.int64)
-            token = (pair // TOP).to(tl.int64)
-            put(rows, row * H, tokens + token * H, H, peer, team, ELEMENTS)
-            tl.store(symm_at(experts, peer, team) + row, tl.load(chosen + pair))
-        if split == 0:
-            tl.store(symm_at(counts, peer, team) + me, count)
-        notify(signals + me * SPLITS + split, step, peer, team, HIP)
-    else:
-        source = ticket - ranks(team) * SPLITS
-        for split in range(SPLITS):
-            wait(signals + source * SPLITS + split, step, team)
-        tl.store(received + source, tl.load(counts + source))
-
-
-@triton.jit
-def combine_kernel(
-    team,
-    tickets,
-    returned,  # place [ranks, most, H]
-    signals,  # [ranks, SPLITS]
-    results,  # [ranks, most, H]
-    received,  # [ranks]
-    tokens,
-    chosen_ranks,  # [pairs] rank of the expert
-    slots,  # [pairs] there
-    weights,  # [pairs]
-    count,
-    most,
-    H,
-    step,
-    TOP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ELEMENTS: tl.constexpr,
-    HIP: tl.constexpr,
-):
-    """Put results back where their tokens came from; add those of each own token."""
-    ticket = draw(tickets)
-    me = rank(team)
-    senders = ranks(team) * SPLITS
-    if ticket < senders:
-        peer = (me + 1 + ticket // SPLITS) % ranks(team)
-        split = ticket % SPLITS
-        for slot in range(split, tl.load(received + peer), SPLITS):
-            result = results + (peer * most + slot).to(tl.int64) * H
-            put(returned, (me * most + slot).to(tl.int64) * H, result, H, peer, team, ELEMENTS)
-        notify(signals + me * SPLITS + split, step, peer, team, HIP)
-    elif ticket < senders + count:
-        token = ticket - senders
-        for k in range(TOP):
-            pair = token * TOP + k
-            wait(
-                signals + tl.load(chosen_ranks + pair) * SPLITS + tl.load(slots + pair) % SPLITS,
-                step,
-                team,
-            )
-        for first in range(0, H, ELEMENTS):
-            at = first + tl.arange(0, ELEMENTS)
-            total = tl.zeros((ELEMENTS,), dtype=tl.float32)
-            for k in range(TOP):
-                pair = token * TOP + k
-                row = tl.load(chosen_ranks + pair) * most + tl.load(slots + pair)
-                part = tl.load(returned + row.to(tl.int64) * H + at, mask=at < H)
-                total += tl.load(weights + pair) * part.to(tl.float32)
-            tl.store(
-                tokens + token.to(tl.int64) * H + at,
-                total.to(tokens.dtype.element_ty),
-                mask=at < H,
-            )
-    else:
-        # From all, also those that had no token of this rank: the next step but one overwrites.
-        for signal in range(senders):
-            wait(signals + signal, step, team)
-
-
 def _pieces(pieces: Sequence[Piece], of_each: int, device: torch.device) -> Tensor:
     numbers = [peer * of_each + piece for peer, piece in pieces]
     return torch.tensor(numbers, dtype=torch.int32, device=device)
@@ -446,105 +337,3 @@ class ProductScatter:
                 HIP=HIP,
             )
         return y
-
-
-class Dispatched(NamedTuple):
-    """Tokens that came for the experts of a rank, by the rank that they came from."""
-
-    rows: Tensor
-    """[ranks, most, H]"""
-    experts: Tensor
-    """int32 [ranks, most]"""
-    received: Tensor
-    """int32 [ranks]: rows that came; those behind are of no token."""
-
-
-class ExpertExchange:
-    """Low-latency all-to-all: tokens go to the ranks of their experts, and the results come back.
-
-    Places are as large as if all of a rank's tokens went to one rank. So no counts are exchanged
-    before, the host waits for nothing, and rows, their experts and their number are one message.
-
-    Args:
-        experts: of all ranks; each rank has as many, in the order of the ranks.
-        tokens: most that a rank sends in a step.
-        top: experts of each token.
-    """
-
-    def __init__(self, experts: int, *, tokens: int, top: int, width: int, like: Tensor) -> None:
-        of, self.top, self.most, self.width = dist.get_world_size(), top, tokens * top, width
-        self.experts_per_rank = experts // of
-        rows = Place((of, self.most, width), like.dtype)
-        places = {
-            "rows": rows,
-            "experts": Place((of, self.most), torch.int32),
-            "counts": Place((of,), torch.int32),
-        }
-        self.there = SymmetricMemory("dispatch", like.device, places, signals=SPLITS)
-        self.back = SymmetricMemory("combine", like.device, {"rows": rows}, signals=SPLITS)
-
-    def dispatch(self, tokens: Tensor, chosen: Tensor) -> Dispatched:
-        """Send tokens [count, H] to their experts, chosen int32 [count, top]."""
-        memory, device = self.there, tokens.device
-        of_pair = (chosen // self.experts_per_rank).flatten()
-        pairs = of_pair.argsort(stable=True)
-        ranks_of = torch.arange(memory.ranks, device=device)
-        counts = (of_pair == ranks_of[:, None]).sum(1)
-        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        self._ranks, self._slots = of_pair, torch.empty_like(of_pair)
-        places = torch.arange(len(pairs), device=device) - starts[of_pair[pairs]]
-        self._slots[pairs] = places.to(torch.int32)
-        self._received = torch.empty(memory.ranks, dtype=torch.int32, device=device)
-        with memory.next_step() as step:
-            dispatch_kernel[(memory.ranks * (SPLITS + 1),)](
-                memory.team,
-                _tickets(device),
-                memory["rows"],
-                memory["experts"],
-                memory["counts"],
-                memory.signals,
-                tokens,
-                chosen,
-                pairs.to(torch.int32),
-                starts.to(torch.int32),
-                self._received,
-                self.most,
-                self.width,
-                step,
-                TOP=self.top,
-                SPLITS=SPLITS,
-                ELEMENTS=ELEMENTS,
-                HIP=HIP,
-            )
-        return Dispatched(memory["rows"], memory["experts"], self._received)
-
-    def combine(self, results: Tensor, weights: Tensor) -> Tensor:
-        """Send results [ranks, most, H] back; return those of own tokens, added by their weights.
-
-        Args:
-            weights: float32 [count, top].
-        """
-        memory, count = self.back, len(weights)
-        out = torch.empty(count, self.width, dtype=results.dtype, device=results.device)
-        with memory.next_step() as step:
-            combine_kernel[(memory.ranks * SPLITS + count + 1,)](
-                memory.team,
-                _tickets(results.device),
-                memory["rows"],
-                memory.signals,
-                results,
-                self._received,
-                out,
-                self._ranks,
-                self._slots,
-                weights,
-                count,
-                self.most,
-                self.width,
-                step,
-                TOP=self.top,
-                SPLITS=SPLITS,
-                ELEMENTS=ELEMENTS,
-                HIP=HIP,
-            )
-        return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from itertools import pairwise
@@ -10,15 +11,21 @@ from typing import TYPE_CHECKING
 
 from chopper.experiments.declarations import Needs, Workload
 from chopper.experiments.options import DEVICE, DTYPE, SEED, STEPS, Option, not_negative, positive
+from chopper.experiments.results import Headline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
     import chopper
+    from chopper.experiments.results import Experiment
+
+LOSS_TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Relative: what the order of sums may do to a loss within a dozen steps, and in bfloat16 the
+types in which variants keep weights and moments."""
 
 OPTIONS = (
     Option("size", "shape of the Llama model", "debug", choices=("debug", "1b", "8b", "13b")),
@@ -163,4 +170,47 @@ def train(
         f"{args.size} {args.dtype}, {ranks} ranks on {device.type}: "
         f"median step {step_ns / 1e9:.3f} s, {tokens_per_s:,.0f} tokens/s",
         flush=True,
+    )
+
+
+def worst_loss_ratio(experiment: Experiment, variants: Sequence[str]) -> tuple[str, float] | None:
+    """Return the variant whose loss is furthest from the baseline's at any step, and how far.
+
+    The difference is relative; inf where the variant has no loss at a step. None: no loss at all.
+    """
+    baseline = experiment.plan.baseline
+    bases = [r for r in experiment.rows if r.measure == "loss" and r.variant == baseline]
+    ran = {row.variant for row in experiment.rows}
+    far = []
+    for variant in variants:
+        for base in bases if variant in ran and variant != baseline else ():
+            found = experiment.find("loss", variant, **dict(base.labels))
+            ratio = math.inf
+            if found is not None:
+                ratio = abs(found.estimate.value / base.estimate.value - 1)
+            far.append((variant, ratio))
+    return max(far, key=lambda pair: pair[1], default=None)
+
+
+def loss_headline(
+    experiment: Experiment, system: str, variants: Sequence[str], where: str
+) -> Headline | None:
+    """Return the largest relative difference of a loss from the baseline's; None without losses."""
+    worst = worst_loss_ratio(experiment, variants)
+    if worst is None:
+        return None
+    variant, difference = worst
+    tolerance = LOSS_TOLERANCES[str(experiment.plan.options.get("dtype") or "float32")]
+    kept = "kept" if difference <= tolerance else "exceeded"
+    known = math.isfinite(difference)
+    why = f"{variant} has no loss at some steps: it was not a number, or the run ended earlier"
+    return Headline(
+        system=system,
+        claim=f"largest relative difference of a loss from {experiment.plan.baseline}'s at any "
+        "step",
+        unit="",
+        timed=False,
+        ours=difference if known else None,
+        why="" if known else why,
+        configuration=f"{variant}; {where}; tolerance {tolerance:g}: {kept}",
     )

@@ -23,10 +23,7 @@ def program(name: str) -> Program | None:
     ):
         return None
     module = importlib.import_module(f"chopper.workloads.{name}")
-    optional = {
-        function: getattr(module, function, None)
-        for function in ("headlines", "exhibits", "charts", "derived", "model")
-    }
+    optional = {function: getattr(module, function, None) for function in ("headlines", "model")}
     return Program(workload=module.WORKLOAD, needs=module.needs, **optional)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chopper import pipeline
 from chopper.analyzers.trace.samples import in_phase, of_rank
@@ -38,7 +37,6 @@ def load(path: Path) -> Experiment:
     """
     plan = read_plan(path)
     of_workload = program(plan.workload)
-    derived = None if of_workload is None else of_workload.derived
     notes: list[str] = []
     attributions: dict[str, list[Attributed]] = {}
     measured: list[Value] = []
@@ -61,9 +59,6 @@ def load(path: Path) -> Experiment:
             if plan.steps and step_ns is not None:
                 measured.append((variant.name, STEP, (), float(step_ns)))
             measured += [(variant.name, name, (), value) for name, value in _sensed(run)]
-            if derived is not None:
-                rows_of_view = partial(_rows_of_view, attribution)
-                measured += [(variant.name, *of) for of in derived(rows_of_view)]
     if not measured:
         raise InputError(f"{path}: nothing was measured; " + "; ".join(notes or ["no runs"]))
     possible, impossible = sorted_out(
@@ -78,13 +73,6 @@ def load(path: Path) -> Experiment:
         program=of_workload,
         impossible=impossible,
     )
-
-
-def _rows_of_view(attribution: Attributed, name: str) -> list[dict[str, Any]]:
-    from chopper.views import view
-
-    rows: list[dict[str, Any]] = view(attribution, name).to_pylist()
-    return rows
 
 
 def _sensed(run: Run) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,7 @@ time of its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,12 +48,9 @@ STEP = "step_ns"
 
 _ALIKE_RATIO = 0.1
 """Numbers that differ by no more are alike: published ones are rounded."""
-NO_LOSS = "{} has no loss at some steps: it was not a number, or the run ended earlier"
-"""Why losses cannot be compared; of a variant."""
 
 Labels = tuple[tuple[str, str | int | float], ...]
 Value = tuple[str, str, Labels, float]
-RowsOfView = Callable[[str], list[dict[str, Any]]]
 
 
 class VariantPlan(msgspec.Struct, kw_only=True):
@@ -189,34 +186,6 @@ class Headline:
         if not low * (1 - _ALIKE_RATIO) <= self.stated <= high * (1 + _ALIKE_RATIO):
             return "differs"
         return "consistent" if self.modelled else "reproduced"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exhibit:
-    """A table that a workload draws from what it measured: of variants, or of a claim."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 1
-    """So many leading columns hold names, the rest numbers."""
-    note: str = ""
-    shows: tuple[str, ...] = ()
-    """Measures that are in it whole, and need no table of their own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A figure that a workload draws from what it measured: bars at named places."""
-
-    title: str
-    measure: str
-    """What the bars are of; its suffix is their unit."""
-    places: tuple[str, ...]
-    series: Mapping[str, Sequence[float | None]]
-    """Name → value at each place; None: unknown."""
-    of_causes: bool = False
-    """The names are of causes, whose bars stand on each other."""
 
 
 @dataclass(frozen=True)
@@ -389,18 +358,6 @@ class Experiment:
         """Findings of checks: of the machine, and of numbers that cannot be."""
         return (*self.disturbances, *dict.fromkeys(finding for _, finding in self.impossible))
 
-    @cached_property
-    def exhibits(self) -> tuple[Exhibit, ...]:
-        """The workload's own tables."""
-        draw = None if self.program is None else self.program.exhibits
-        return () if draw is None else draw(self)
-
-    @cached_property
-    def charts(self) -> tuple[Chart, ...]:
-        """The workload's own figures."""
-        draw = None if self.program is None else self.program.charts
-        return () if draw is None else tuple(draw(self))
-
     def to_dict(self) -> dict[str, Any]:
         """As plain data, schema ``chopper.experiment/1``."""
         return {
@@ -413,7 +370,6 @@ class Experiment:
                 shown.view: [_row_to_dict(row) for row in self.view_rows(shown)]
                 for shown in self.shown
             },
-            "exhibits": msgspec.to_builtins(self.exhibits),
             "headlines": [headline_to_dict(h) for h in self.headlines],
             "findings": msgspec.to_builtins(self.findings),
             "comparisons": {name: c.to_dict() for name, c in self.comparisons.items()},
@@ -432,13 +388,6 @@ class Program:
 
     headlines: Callable[[Experiment], Iterable[Headline]] | None = None
     """The numbers that it exists to show, out of its experiment."""
-
-    exhibits: Callable[[Experiment], tuple[Exhibit, ...]] | None = None
-
-    charts: Callable[[Experiment], Iterable[Chart]] | None = None
-
-    derived: Callable[[RowsOfView], Iterable[tuple[str, Labels, float]]] | None = None
-    """Measures of one repetition that follow from the rows of its views."""
 
     model: Callable[[], Iterable[Headline]] | None = None
     """Headlines that need no measurement, shown where it cannot run."""

@@ -20,7 +20,7 @@ from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E4
 from chopper.reports import experiment as report  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402
 
-KERNELS = ["triton", "triton-mesh", "triton-unswizzled"]
+KERNELS = ["triton", "triton-unswizzled"]
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,9 @@ def test_variants_for_gpus_are_left_out_with_a_note_or_refused():
         "library",
         "chunked",
         "unswizzled",
-        *KERNELS[:1],
-        *KERNELS[2:],
+        *KERNELS,
     ]
     assert "left out: symmetric: needs a GPU, none is used here" in launch.notes
-    assert "left out: triton-mesh: with one peer it is the order of triton" in launch.notes
     why = "overlap symmetric: needs a GPU, none is used here"
     with pytest.raises(WorkloadUnavailable, match=why):
         prepare("overlap", variants="symmetric", options=["--device", "cpu"])
@@ -57,7 +55,7 @@ def test_variants_for_gpus_are_left_out_with_a_note_or_refused():
 @pytest.mark.parametrize(
     ("ranks", "reach", "left"),
     [
-        (1, True, ["sequential", "chunked", "unswizzled", *KERNELS[:1], *KERNELS[2:]]),
+        (1, True, ["sequential", "chunked", "unswizzled", *KERNELS]),
         (4, True, ["sequential", "library", "chunked", "unswizzled", "symmetric", *KERNELS]),
         (4, False, ["sequential", "library", "chunked", "unswizzled"]),
     ],
@@ -75,7 +73,6 @@ def test_on_gpus_each_number_of_ranks_has_its_variants(monkeypatch, ranks, reach
     args = overlap.WORKLOAD.parse([])
     absent = overlap.needs(args, ranks, "cuda").absent
     assert [v.name for v in find("overlap").variants if v.name not in absent] == left
-    assert ranks > 1 or absent["triton-mesh"].startswith("needs other ranks: ")
     assert asked == ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
 
 
@@ -154,7 +151,7 @@ def test_what_is_posted_in_order_never_waits_for_what_is_posted_later(
 def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(
     monkeypatch, order, chunks
 ):
-    from chopper.workloads import overlap_one
+    from chopper.workloads import exchange
 
     queues: dict[str, list[str]] = {"main": [], "side": []}
     current = ["main"]
@@ -202,7 +199,7 @@ def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(torch.ops.symm_mem, "stream_write_value32_", write, raising=False)
     args = argparse.Namespace(m=16, k=6, n=5, chunks=2, dtype="float32")
-    problem = overlap_one.Pull(args, torch.device("cpu"), 4)
+    problem = exchange.HostShards(args, torch.device("cpu"), 4)
     pull = problem.pull
 
     def told(first, end):
@@ -219,7 +216,7 @@ def test_on_one_gpu_each_flag_is_raised_behind_its_rows_and_on_their_stream(
 RANK = """
 import argparse, sys, torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
-from chopper.workloads.exchange import Experts, GatherMatmul, MatmulScatter, operation
+from chopper.workloads.exchange import GatherMatmul, MatmulScatter, operation
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -227,9 +224,7 @@ torch.manual_seed(rank)
 # Torch puts these in place of the operators that are only traced: the same sums, on any device.
 for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
     symmetric.lib.impl(name, getattr(symmetric, f"_{name}_fallback"), "CPU")
-args = argparse.Namespace(m=24, k=20, n=12, chunks=3, tokens=5, dtype="float32")
-problem = Experts(args, torch.device("cpu"))
-assert problem.error(operation(problem, "library")) < 1e-6
+args = argparse.Namespace(m=24, k=20, n=12, chunks=3, dtype="float32")
 for kind, ahead in ((k, a) for k in (GatherMatmul, MatmulScatter) for a in (True, False)):
     kind.ahead = ahead  # receives all at once, as over gloo, or each beside a send, as over NCCL
     problem = kind(args, torch.device("cpu"))
@@ -293,17 +288,7 @@ def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
     assert claims == {("Triton-distributed", o) for o in operations}
     # Checked, and not timed.
     assert {row.measure for row in found.rows if row.variant == "triton"} == {"relative_error"}
-    wrong = found.value("relative_error", "triton", operation="experts_all_to_all")
-    assert wrong is not None
-    assert wrong < 1e-5
     of_kernel = [h for h in document["headlines"] if "one kernel" in h["claim"]]
     assert [h["ours"] for h in of_kernel] == [None, None]
     assert all("Triton's interpreter" in h["why"] for h in of_kernel)
-    (orders,) = document["exhibits"]
-    assert [row[:2] for row in orders["rows"]] == [
-        ["rows", "triton-unswizzled"],
-        ["ring", "triton"],
-        ["mesh", "triton-mesh"],
-    ]
-    assert orders["rows"][2][2:] == ["1.00×"] * 4
     assert "sequential" in report.render(found, "html")

@@ -1,18 +1,16 @@
-"""Products and exchanges that wait, between processes in Triton's interpreter; their orders."""
+"""Products that wait for other ranks, between processes in Triton's interpreter; their orders."""
 
 from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
-from chopper.workloads.swizzle import FABRICS, ORDERS, load, rounds, turns, visits
+from chopper.workloads.swizzle import turns, visits
 
 CASES = "tests.workloads.tile_cases"
 GATHER = {"operation": "gather", "rows": 20, "k": 24, "n": 20, "chunk": 6}
 SCATTER = {"operation": "scatter", "rows": 21, "k": 20, "n": 20}
-EXPERTS = {"operation": "experts", "tokens": 5, "width": 20, "top": 2, "per_rank": 2}
 
 
 @pytest.mark.parametrize(
@@ -20,37 +18,27 @@ EXPERTS = {"operation": "experts", "tokens": 5, "width": 20, "top": 2, "per_rank
     [
         (GATHER, "rows", 3),
         (GATHER, "ring", 4),
-        (GATHER, "mesh", 3),
         (SCATTER, "rows", 2),
         (SCATTER, "ring", 4),
-        (SCATTER, "mesh", 3),
     ],
 )
 def test_products_are_those_of_torch_in_every_order(ranks, case, order, of):
     assert ranks.run(CASES, "repeat", of, steps=3, order=order, **case) == [[True] * 3] * of
 
 
-@pytest.mark.parametrize(("of", "crowded"), [(2, False), (3, True), (4, False)])
-def test_tokens_reach_their_experts_and_return(ranks, of, crowded):
-    found = ranks.run(CASES, "repeat", of, steps=3, crowded=crowded, **EXPERTS)
-    assert found == [[True] * 3] * of
-
-
 def test_the_workload_runs_them_as_variants(ranks):
     for errors in ranks.run(CASES, "as_variants", 2):
-        assert len(errors) == 9
+        assert len(errors) == 6
         assert all(error < 1e-6 for error in errors)  # NaN is not; max could hide it
 
 
-@pytest.mark.parametrize("order", ["ring", "mesh"])
+@pytest.mark.parametrize("order", ["ring"])
 def test_tiles_begin_with_rows_that_are_here_and_wait_for_those_that_are_brought(ranks, order):
     (ready,) = ranks.run(CASES, "brought", 1, order=order, shards=3, rows=20, k=12, n=9, chunk=6)
     assert ready == 20 * 9
 
 
-@pytest.mark.parametrize(
-    "case", [GATHER | {"order": "mesh"}, SCATTER | {"order": "ring"}, EXPERTS | {"crowded": True}]
-)
+@pytest.mark.parametrize("case", [GATHER | {"order": "ring"}, SCATTER | {"order": "ring"}])
 def test_nothing_is_read_before_it_is_there(ranks, case):
     assert ranks.run(CASES, "last_is_late", 3, waits=True, **case) == [True] * 3
     # Without its wait each operation would be wrong, so the above shows that it waits.
@@ -58,16 +46,7 @@ def test_nothing_is_read_before_it_is_there(ranks, case):
     assert early == [False] * 2
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_pieces_come_as_the_model_of_the_fabric_counts_them(ranks, order):
-    of = lanes = 3
-    came = np.array(ranks.run(CASES, "arrivals", of, order=order, pieces=3, lanes=lanes))
-    # [receiver, round, sender] → [round, sender, receiver]
-    counted = np.array([*rounds(order, of, 3, lanes)])
-    assert came.transpose(1, 2, 0).tolist() == counted.tolist()
-
-
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["rows", "ring"])
 @pytest.mark.parametrize("of", [2, 3, 8])
 def test_every_order_has_all_pieces_once_and_what_is_sent_is_heard(order, of):
     for rank in range(of):
@@ -84,26 +63,3 @@ def test_every_order_has_all_pieces_once_and_what_is_sent_is_heard(order, of):
         if order != "rows":  # whoever is heard first has sent here first
             for heard, (source, piece) in enumerate(turns(order, rank, of, 4, to=False)):
                 assert turns(order, source, of, 4)[heard] == (rank, piece)
-
-
-def test_a_switch_is_free_of_contention_in_any_rotation_and_a_mesh_if_every_link_is_used():
-    # Worked by hand for 4 ranks, 6 pieces, one rank's port or all of its 3 links being 1.
-    free = {
-        (order, fabric, lanes)
-        for order in ORDERS
-        for fabric in FABRICS
-        for lanes in (1, 3)
-        if load(order, fabric, 4, 6, lanes) == pytest.approx((1, 1))
-    }
-    assert free == {
-        ("ring", "switch", 1),
-        ("ring", "switch", 3),
-        ("mesh", "switch", 1),
-        ("mesh", "switch", 3),
-        ("mesh", "mesh", 3),
-    }
-    # Three pieces at once to the same neighbour: its link carries what three could.
-    assert load("ring", "mesh", 4, 6, 3) == pytest.approx((3, 3))
-    # All send to rank 0, which sends to rank 1, and so on: three into one port of four.
-    counts = next(rounds("rows", 4, 6, 3))
-    assert counts.sum(0).tolist() == [9, 3, 0, 0]

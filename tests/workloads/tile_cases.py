@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chopper.workloads import tiles
-from chopper.workloads.exchange import Experts, GatherMatmul, MatmulScatter, operation
+from chopper.workloads.exchange import GatherMatmul, MatmulScatter, operation
 from chopper.workloads.swizzle import Order, turns
 from chopper.workloads.symmetric import SymmetricMemory, team
 from tests.waiting import until
@@ -70,36 +70,6 @@ def scatter(rows: int, k: int, n: int, order: Order) -> tuple[SymmetricMemory, S
     return whole.memory, step
 
 
-def experts(
-    tokens: int, width: int, top: int, per_rank: int, crowded: bool
-) -> tuple[SymmetricMemory, Step]:
-    """Tokens to experts and back; ``crowded``: all go to those of the last rank."""
-    me, of = dist.get_rank(), dist.get_world_size()
-    count = of * per_rank
-    exchange = tiles.ExpertExchange(count, tokens=tokens, top=top, width=width, like=torch.empty(0))
-
-    def step(number: int) -> bool:
-        mine = tokens - (number + me) % 3  # not the same on every rank
-        rows = drawn(mine, width, seed=100 * number + me)
-        chance = torch.Generator().manual_seed(100 * number + me)
-        scores = torch.rand(mine, count, generator=chance)
-        if crowded:
-            scores[:, -per_rank:] += 1
-        weights, chosen = scores.topk(top)
-        there = exchange.dispatch(rows, chosen.to(torch.int32))
-        # What an expert does must be told from what another does: its number is added.
-        own = there.experts // per_rank == me
-        for source, received in enumerate(there.received.tolist()):
-            if not own[source, :received].all():
-                return False
-        results = there.rows + there.experts[:, :, None].float()
-        out = exchange.combine(results, weights)
-        expected = (weights[:, :, None] * (rows[:, None] + chosen[:, :, None])).sum(1)
-        return close(out, expected.double())
-
-    return exchange.there, step
-
-
 def repeat(operation: str, steps: int = 2, **arguments: object) -> list[bool]:
     """Run an operation in several steps, each rank after a while of its own."""
     _, step = globals()[operation](**arguments)
@@ -129,28 +99,10 @@ def last_is_late(operation: str, *, waits: bool, **arguments: object) -> bool:
 
 def as_variants() -> list[float]:
     """Run the kernels as the workload does; return the errors of three steps of each."""
-    args = argparse.Namespace(m=24, k=20, n=12, chunks=3, tokens=5, dtype="float32")
-    problems = [kind(args, torch.device("cpu")) for kind in (Experts, GatherMatmul, MatmulScatter)]
+    args = argparse.Namespace(m=24, k=20, n=12, chunks=3, dtype="float32")
+    problems = [kind(args, torch.device("cpu")) for kind in (GatherMatmul, MatmulScatter)]
     runs = [(problem, operation(problem, "triton")) for problem in problems]
-    return [problem.error(run) for problem, run in runs for _ in range(3) if run is not None]
-
-
-def arrivals(order: Order, pieces: int, lanes: int) -> list[list[int]]:
-    """Put a round at a time, and return how many pieces have come from each rank in each."""
-    of = dist.get_world_size()
-    whole = tiles.GatherProduct(order, torch.empty(2 * pieces, 4), rows_per_chunk=2, blocks=BLOCKS)
-    product, memory = whole.product, whole.memory
-    product.lanes, sends, product.visits = lanes, product.sends, product.visits[:0]  # no tiles
-    w, y = torch.zeros(4, 1), torch.zeros(of * 2 * pieces, 1)
-    came = []
-    for first in range(0, len(sends), lanes):
-        product.sends = sends[first : first + lanes]
-        with memory.next_step() as step:
-            product(memory.team, memory["x"], memory.signals, w, y, step)
-        dist.barrier()
-        came.append((memory.signals == step).sum(1).tolist())
-        dist.barrier()
-    return came
+    return [problem.error(run) for problem, run in runs for _ in range(3)]
 
 
 def brought(order: Order, shards: int, rows: int, k: int, n: int, chunk: int) -> int:
