@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
     import torch.distributed as dist
 
     from chopper.hardware.measure import BACKEND, Bench, Collectives, bus_factors, wait
-    from chopper.workloads.progress import Progress
+    from chopper.workloads.ranks import Progress
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sizes_bytes = [*sizes(args, 4 * ranks)]

@@ -1,7 +1,7 @@
 """Feed data-parallel training from a mixture of many sources: torch's DataLoader against actors.
 
     chopper bench dataloader
-    chopper bench dataloader --variants tuned,balanced -- --sweep latency
+    chopper bench dataloader --variants tuned,balanced -- --latency 20
     torchrun --standalone --nproc-per-node 2 -m chopper.workloads.dataloader --variant balanced
 
 All variants train on the same samples in the same steps: what a step takes is a function of the
@@ -81,20 +81,8 @@ WORKLOAD = Workload(
         Option("width", "width of the model", 32, positive),
         Option("workers", "DataLoader workers per rank", 8, positive),
         Option("tuned", "workers per rank of the tuned DataLoader", 18, positive),
-        Option("loaders", "loader actors at the start, and at the least", 1, positive),
-        Option(
-            "most",
-            "most loader actors that autoscaling may start; at least --loaders",
-            1,
-            positive,
-        ),
+        Option("loaders", "loader actors", 1, positive),
         Option("threads", "reads in flight per loader actor", 256, positive),
-        Option(
-            "standby",
-            "loader actors that wait, with nothing open, for another one's end",
-            0,
-            not_negative,
-        ),
         Option(
             "tensor",
             "ranks that train on the same batch; of actors one reads for all of them",
@@ -126,12 +114,6 @@ WORKLOAD = Workload(
             "fault to inject",
             "none",
             choices=("none", "raises", "hangs", "killed-loader"),
-        ),
-        Option(
-            "sweep",
-            "measure, untraced, at storage latencies from 1 to 200 ms",
-            "none",
-            choices=("none", "latency"),
         ),
         Option("address", "address of a running Ray cluster; by default one is started here", None),
         SEED,
@@ -191,12 +173,18 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from chopper.workloads.batch import batch_of
-    from chopper.workloads.decoder import Decoder, loss_of
-    from chopper.workloads.loading import draw_of, points, span_of, turns
-    from chopper.workloads.loading_measures import balancing_alone, latency_of_a_batch
-    from chopper.workloads.loading_trainer import Checked, Trainer, batches_of
-    from chopper.workloads.progress import Progress
+    from chopper.workloads.loading import draw_of, span_of, turns
+    from chopper.workloads.loading_trainer import (
+        Checked,
+        Decoder,
+        Trainer,
+        balancing_alone,
+        batches_of,
+        latency_of_a_batch,
+        loss_of,
+    )
+    from chopper.workloads.planning import batch_of
+    from chopper.workloads.ranks import Progress
     from chopper.workloads.sources import VOCABULARY
 
     ranks = dist.get_world_size()
@@ -218,28 +206,23 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             trainer = Trainer(args, model, device, prof, Progress(steps, f"{args.variant}: step"))
             stack.enter_context(ray_for(args))
             checked = Checked(args, prof)
-            seen: list[Any] = []
+            draw = draw_of(args, sources, ranks)
+            samples: list[Any] = []
             for turn in todo:
                 tell(
-                    f"{args.variant}: loader {turn.number} of {len(todo)}, storage of "
-                    f"{turn.latency_ms} ms, from step {turn.first}"
+                    f"{args.variant}: loader {turn.repetition + 1} of {len(todo)}, storage of "
+                    f"{args.latency} ms, from step {turn.first}"
                 )
-                labels = turn.labels(args)
-                draw = draw_of(args, sources, ranks, turn.latency_ms)
                 began = time.perf_counter()
                 with batches_of(args, draw, turn) as feed:
-                    seen.append(trainer.run(feed, span, began, labels))
+                    samples.append(trainer.run(feed, span, began, {"repetition": turn.repetition}))
             # What checking holds would be in the memory of the next loader.
-            for turn, of_turn in zip(todo, seen, strict=True):
-                draw = draw_of(args, sources, ranks, turn.latency_ms)
-                checked.add(draw, turn.first, of_turn, turn.labels(args))
+            for turn, of_turn in zip(todo, samples, strict=True):
+                checked.add(draw, turn.first, of_turn, {"repetition": turn.repetition})
             checked.tell()
             if args.variant == "balanced":
-                swept = points(args) if args.sweep != "none" else []
-                for latency_ms in sorted({PROBED_MS, *swept}):
-                    tell(f"balanced: batches one by one, storage of {latency_ms} ms")
-                    nearby = draw_of(args, sources, ranks, latency_ms)
-                    latency_of_a_batch(args, nearby, latency_ms, prof)
+                tell(f"balanced: batches one by one, storage of {PROBED_MS} ms")
+                latency_of_a_batch(args, draw_of(args, sources, ranks, PROBED_MS), prof)
                 tell("balanced: documents computed one by one")
                 balancing_alone(args, draw, device, prof)
         dist.barrier()
@@ -326,8 +309,6 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     options = experiment.plan.options
     mixture = f"{options['sources']} sources of {options['state']} MB"
     where = f"{mixture} on disk, {options['latency']} ms added to each request"
-    # Of a sweep, the point that the option names.
-    point = {} if options["sweep"] == "none" else {"latency_ms": options["latency"]}
     for variant, measure, claim, published in _HELD_AGAINST:
         if variant not in experiment.variants:
             continue
@@ -337,7 +318,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         workers = options["tuned" if variant == "tuned" else "workers"]
         primary, stated = _STATED[published]
         yield Headline.of(
-            experiment.ratio(measure, over, under, **point),
+            experiment.ratio(measure, over, under),
             system="MegaScale-Data",
             claim=claim,
             published=published,
@@ -354,7 +335,7 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
     options = experiment.plan.options
     balanced = experiment.find("as_drawn_over_this_ratio", "balanced", method="kk", virtual_ranks=8)
     readers = [
-        experiment.find("batch_latency_ns", "balanced", reader=reader, latency_ms=PROBED_MS)
+        experiment.find("batch_latency_ns", "balanced", reader=reader)
         for reader in ("actors", "this process")
     ]
     yield Headline.of(

@@ -105,8 +105,7 @@ def main() -> None:
     import torch
 
     from chopper.hardware.measure import Bench, Call, product, rate, wait
-    from chopper.workloads.machine import own_device
-    from chopper.workloads.progress import Progress
+    from chopper.workloads.ranks import Progress, own_device
 
     args = WORKLOAD.parse()
     device = own_device(args.device)

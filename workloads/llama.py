@@ -1,4 +1,4 @@
-"""A Llama-architecture language model, its named sizes, and what they cost.
+"""A Llama-architecture language model, its named sizes, and the synthetic corpus it trains on.
 
 RMSNorm before each half of a block, rotary position embedding, grouped-query attention through
 ``scaled_dot_product_attention``, a SwiGLU feed-forward network, an output head that does not
@@ -15,13 +15,15 @@ from __future__ import annotations
 import argparse
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from chopper.models.architectures import Architecture, named
 
@@ -192,3 +194,64 @@ def optimizer_of(name: str, weights: Iterable[Tensor]) -> torch.optim.Optimizer:
         # Not fused: on CPUs that leaves weights in bfloat16 as they are (torch 2.13).
         return torch.optim.SGD(weights, lr=0.1)
     return torch.optim.AdamW(weights, lr=3e-4, weight_decay=0.1, fused=True)
+
+
+class SyntheticTokens(Dataset[tuple[Tensor, Tensor]], Sized):
+    """Synthetic corpus: pairs (tokens, next tokens), each int64 [sequence].
+
+    A sequence is generated when it is asked for, from the seed and its index alone: no download, no
+    file, the same tokens in every process. Ids follow Zipf's law, as words do, and half of them are
+    a function of the id before, so that a model has something to learn and the loss falls.
+    """
+
+    def __init__(self, *, length: int, sequence: int, vocabulary: int, seed: int) -> None:
+        self.length = length
+        self.sequence = sequence
+        self.seed = seed
+        # Zipf: the r-th most frequent id has a probability proportional to 1/r.
+        weight = 1.0 / np.arange(1, vocabulary + 1)
+        self.cumulative = np.cumsum(weight / weight.sum())
+        self.successor = np.random.default_rng(seed).permutation(vocabulary)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < self.length:
+            raise IndexError(f"sequence {index} of {self.length}")
+        generator = np.random.default_rng((self.seed, index))
+        drawn = np.searchsorted(self.cumulative, generator.random(self.sequence + 1))
+        # The last sum may fall short of 1 by a rounding error.
+        ids = np.minimum(drawn, len(self.successor) - 1)
+        ids[1::2] = self.successor[ids[:-1:2]] if len(ids) % 2 else self.successor[ids[::2]]
+        text = torch.from_numpy(ids)
+        return text[:-1], text[1:]
+
+
+def token_loader(
+    *,
+    steps: int,
+    batch: int,
+    sequence: int,
+    vocabulary: int,
+    seed: int,
+    rank: int,
+    ranks: int,
+    workers: int,
+    pin_memory: bool,
+) -> DataLoader[tuple[Tensor, Tensor]]:
+    """Serve ``steps`` batches of ``batch`` sequences to each of ``ranks`` ranks, none twice."""
+    data = SyntheticTokens(
+        length=steps * batch * ranks, sequence=sequence, vocabulary=vocabulary, seed=seed
+    )
+    sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(
+        data, num_replicas=ranks, rank=rank, shuffle=True, seed=seed, drop_last=True
+    )
+    return DataLoader(
+        data,
+        batch_size=batch,
+        sampler=sampler,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        drop_last=True,
+    )

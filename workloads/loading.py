@@ -18,16 +18,11 @@ import pyarrow as pa
 from chopper.engines.ray_cluster import PREFIX, LoaderError, answers, load_ray
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
-from chopper.workloads.autoscaling import Limits
-from chopper.workloads.decoder import cost_of
 from chopper.workloads.disaggregated import Setup
-from chopper.workloads.planning import Draw
-from chopper.workloads.sources import VOCABULARY, SourceSpec
-from chopper.workloads.synthetic_sources import write_sources
+from chopper.workloads.planning import Draw, cost_of
+from chopper.workloads.sources import VOCABULARY, SourceSpec, write_sources
 
 WITH_ACTORS = ("disaggregated", "balanced")
-SWEEP_MS = (1, 5, 20, 50, 100, 200)
-"""And --latency, whose steps are traced."""
 LONGER = 4
 """Documents that balancing is measured on are so many times as long as those that are loaded: of
 short ones, what is computed hardly depends on who gets which."""
@@ -51,6 +46,10 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
             raise UsageError(f"--{name} {getattr(args, name)}: {why}")
     if args.width > 32 and args.width % 32:
         raise UsageError(f"--width {args.width}: heads have 32 elements: choose a multiple of 32")
+    if args.loaders > args.sources:
+        raise UsageError(
+            f"--loaders {args.loaders}: at most one for each of {args.sources} sources"
+        )
     if ranks % args.tensor:
         raise UsageError(f"--tensor {args.tensor}: expected a divisor of the {ranks} ranks")
     if args.modality == "text" and args.fault in ("raises", "hangs"):
@@ -183,40 +182,24 @@ def span_of(args: argparse.Namespace) -> Span:
 class Turn:
     """A loader's life: it is started, measured and ended."""
 
-    number: int
-    latency_ms: int
     repetition: int
     first: int
     """Step that it begins with: that before which the last one ended, as after a restart."""
     steps: int
-
-    def labels(self, args: argparse.Namespace) -> dict[str, int]:
-        """Labels of its measures."""
-        swept = {"latency_ms": self.latency_ms} if args.sweep != "none" else {}
-        return {**swept, "repetition": self.repetition}
 
 
 def turns(args: argparse.Namespace) -> list[Turn]:
     """All loaders of a run, one after the other; the last one's steps are traced in the end."""
     span = span_of(args)
     steps = span.warmup + span.measured
-    todo = [(ms, repetition) for ms in points(args) for repetition in range(args.repetitions)]
     return [
         Turn(
-            number,
-            latency_ms,
             repetition,
             first=args.first + repetition * steps,
-            steps=steps + (span.traced if number == len(todo) else 0),
+            steps=steps + (span.traced if repetition == args.repetitions - 1 else 0),
         )
-        for number, (latency_ms, repetition) in enumerate(todo, 1)
+        for repetition in range(args.repetitions)
     ]
-
-
-def points(args: argparse.Namespace) -> list[int]:
-    """Storage latencies to measure at, in ms: that of the option comes last, and is traced."""
-    swept = SWEEP_MS if args.sweep == "latency" else ()
-    return [*(ms for ms in swept if ms != args.latency), args.latency]
 
 
 def setup_of(
@@ -228,16 +211,10 @@ def setup_of(
         draw=draw,
         width=row_width(args),
         loaders=args.loaders,
-        limits=Limits(
-            threads=args.threads,
-            memory_bytes=8 << 30,
-            most=max(args.most, args.loaders),
-            least=args.loaders,
-        ),
+        threads=args.threads,
         prefetch=args.prefetch,
         nodes=tuple((node, tuple(ranks)) for node, ranks in nodes),
         tensor=args.tensor,
-        standby=args.standby,
         checkpoint=args.checkpoint,
     )
 

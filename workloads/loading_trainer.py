@@ -1,4 +1,4 @@
-"""One rank of the workload ``dataloader``: its batches, its training and its measures."""
+"""One rank of the workload ``dataloader``: its model, batches, training and measures."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import argparse
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import signal
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import chopper
 from chopper.errors import ChopperError
 from chopper.workloads import disaggregated as actors
-from chopper.workloads.batch import Batch
-from chopper.workloads.decoder import loss_of
 from chopper.workloads.loading import (
+    LONGER,
     WITH_ACTORS,
     Span,
     Turn,
@@ -34,22 +37,80 @@ from chopper.workloads.loading import (
     setup_of,
     workers_of,
 )
-from chopper.workloads.loading_measures import (
-    ACTORS,
-    Window,
-    memory_bytes,
-    rates,
-    role_of,
-    synchronized,
+from chopper.workloads.planning import (
+    METHODS,
+    Batch,
+    Draw,
+    Planner,
+    balance,
+    batch_of,
+    cost_of,
+    imbalance,
+    loads,
 )
-from chopper.workloads.planning import Draw, Planner, imbalance
-from chopper.workloads.progress import Progress
-from chopper.workloads.sources import READ_TIMEOUT_S, without_latency
+from chopper.workloads.ranks import Progress
+from chopper.workloads.sources import (
+    READ_TIMEOUT_S,
+    VOCABULARY,
+    OpenSources,
+    without_latency,
+)
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
+ACTORS = ("SourceLoader", "PlannerActor", "DataConstructor")
+_WARMUP_BATCHES = 3
+_PROBED_BATCHES = 20
 SECTION_STEPS = 32
 Marked = tuple[int, int, int]
 """A sample and the mark of what came."""
+
+
+class Decoder(nn.Module):
+    """One block of a transformer; no document of a row sees another one."""
+
+    def __init__(self, width: int, longest: int, vocabulary: int) -> None:
+        super().__init__()
+        self.heads = max(1, width // 32)
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Embedding(longest, width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, places: Tensor, documents: list[list[int]]) -> Tensor:
+        """Logits [rows, length, vocabulary] of tokens and their places, both [rows, length]."""
+        x = self.tokens(tokens) + self.places(places)
+        qkv = self.qkv(F.layer_norm(x, x.shape[-1:]))
+        qkv = qkv.view(*tokens.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.out(self.attend(qkv, documents).transpose(1, 2).reshape(x.shape))
+        x = x + self.down(F.gelu(self.up(F.layer_norm(x, x.shape[-1:]))))
+        logits: Tensor = self.head(F.layer_norm(x, x.shape[-1:]))
+        return logits
+
+    def attend(self, qkv: Tensor, documents: list[list[int]]) -> Tensor:
+        """[rows, heads, length, head] from [3, rows, heads, length, head]."""
+        if all(len(row) == 1 for row in documents):
+            # Padding lies behind the only document, where causal attention does not look.
+            return F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
+        rows = []
+        for row, lengths in enumerate(documents):
+            rest = qkv.shape[3] - sum(lengths)
+            *parts, padding = qkv[:, row : row + 1].split([*lengths, rest], dim=3)
+            done = [F.scaled_dot_product_attention(p[0], p[1], p[2], is_causal=True) for p in parts]
+            rows.append(torch.cat([*done, padding[2]], dim=2))
+        return torch.cat(rows)
+
+
+def loss_of(model: nn.Module, batch: Batch, ranks: int, device: torch.device) -> Tensor:
+    """Loss per token of the step: a rank's sum, so scaled that the mean over ranks is right."""
+    arrays = (batch.tokens.astype(np.int64), batch.places(), batch.targets())
+    tokens, where, wanted = (torch.from_numpy(a).to(device, non_blocking=True) for a in arrays)
+    logits = model(tokens, where, batch.documents)
+    summed = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+    # DistributedDataParallel takes the mean over ranks.
+    return summed * ranks / batch.step_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +159,7 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
     nodes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(nodes, actors.this_node())
     ranks_of = {node: [r for r, n in enumerate(nodes) if n == node] for node in nodes}
-    setup = setup_of(args, draw, str(turn.number), list(ranks_of.items()))
+    setup = setup_of(args, draw, str(turn.repetition), list(ranks_of.items()))
     started = actors.start_actors(setup) if rank == 0 else None
     dist.barrier()
     constructors = [actors.constructor(setup, ranks[0]) for ranks in ranks_of.values()]
@@ -127,9 +188,6 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
         raise
     dist.barrier()
     if started is not None:
-        fleets = ray.get(started[0].fleets.remote())
-        grown = ", ".join(f"{n} from step {step}" for step, n in fleets)
-        print(f"{args.variant}: loader actors: {grown}", flush=True)
         stop(started)
     dist.barrier()
 
@@ -158,6 +216,107 @@ def stop(started: Sequence[Any]) -> None:
     actors.stop_actors(started)
     here = [p for p in psutil.Process().children(recursive=True) if role_of(p) in ACTORS]
     psutil.wait_procs(here, timeout=10)
+
+
+@dataclass
+class Window:
+    """One rank's view of a stretch of the measured steps."""
+
+    elapsed_s: float
+    own_cpu_s: float
+    """Time of a core that this rank took, with what it started."""
+    busy_cpu_s: float
+    """That all programs of this machine took."""
+    loaded: int
+    """Samples that were loaded, of this rank's or, in the first one's window, of all."""
+    wait_s: float = 0.0
+    compute_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    cells: int = 0
+
+    @classmethod
+    def now(cls, loaded: int) -> Window:
+        """Read the clocks, now that so many samples were loaded; two readings make a stretch."""
+        here = psutil.Process()
+        own_s = 0.0
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                own_s += sum(process.cpu_times()[:2])
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        # What guests take is counted as the user's, too.
+        guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return cls(time.perf_counter(), own_s, sum(times) - idle_s - guest_s, loaded)
+
+    def end(self, now: Window) -> None:
+        """Turn what the clocks said at the beginning into what passed."""
+        self.elapsed_s = now.elapsed_s - self.elapsed_s
+        self.own_cpu_s = now.own_cpu_s - self.own_cpu_s
+        self.busy_cpu_s = now.busy_cpu_s - self.busy_cpu_s
+        self.loaded = now.loaded - self.loaded
+
+    def add(self, batch: Batch, waited_s: float, compute_s: float) -> None:
+        """A step was trained on."""
+        self.wait_s += waited_s
+        self.compute_s.append(compute_s)
+        self.tokens += sum(map(sum, batch.documents))
+        self.cells += batch.tokens.size
+
+
+def rates(
+    windows: Sequence[Window], batch: int, own_cpu_s: float, *, ahead: bool
+) -> dict[str, float]:
+    """Calculate the rates of a stretch from the windows of all data-parallel ranks.
+
+    ``own_cpu_s``: time of cores that the run took.
+
+    Loaded counts, not trained on: a DataLoader hands batches out in order, and how many of those
+    that its workers read a short stretch ends behind is luck. With ``ahead`` it counts up to what
+    trainers that never wait would have taken, else up to what they took.
+    """
+    elapsed_s = max(w.elapsed_s for w in windows)
+    compute_s = np.array([w.compute_s for w in windows])
+    ranks, steps = compute_s.shape
+    trained = steps * ranks * batch
+    most = trained
+    if ahead:
+        busy = 1 - max(w.wait_s / w.elapsed_s for w in windows)
+        most = trained / busy if busy > 0 else math.inf
+    samples = max(0.0, min(most, sum(w.loaded for w in windows)))
+    others_s = windows[0].busy_cpu_s - own_cpu_s
+    tokens, cells = sum(w.tokens for w in windows), sum(w.cells for w in windows)
+    return {
+        "samples_per_s": samples / elapsed_s,
+        "tokens_per_s": samples / trained * tokens / elapsed_s,
+        "data_wait_ratio": statistics.fmean(w.wait_s / w.elapsed_s for w in windows),
+        "compute_imbalance_ratio": float(np.mean(compute_s.max(0) / compute_s.mean(0))),
+        "slowest_rank_ns": float(compute_s.max(0).mean()) * 1e9,
+        "padding_ratio": 1 - tokens / cells,
+        # Clock ticks of many processes: a little less than nothing is nothing.
+        "other_programs_ratio": max(0.0, others_s / elapsed_s / (psutil.cpu_count() or 1)),
+    }
+
+
+def role_of(process: psutil.Process) -> str:
+    """Name the kind of a process that loads, in a word or two."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return "gone"
+    if words and words[0].startswith("ray::"):
+        name = words[0].removeprefix("ray::").split(".")[0].split(":")[0]
+        return name if name in ACTORS else "Ray itself"
+    return "Ray itself" if any("/ray/" in word for word in words) else "workers"
+
+
+def memory_bytes(pids: Sequence[int]) -> int:
+    """Proportional set size of processes, summed; 0 of one that is gone (Linux only)."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += next(int(x.split()[1]) for x in text.splitlines() if x.startswith("Pss:"))
+    return total * 1024
 
 
 class Trainer:
@@ -263,13 +422,11 @@ class Trainer:
         for _, of_rank, _ in gathered:
             roles.update(of_rank)
         self.prof.measure("loader_memory_bytes", sum(roles.values()), **labels)
-        if self.args.sweep == "none":
-            for role, value in roles.items():
-                self.prof.measure("memory_bytes", value, of=role, **labels)
+        for role, value in roles.items():
+            self.prof.measure("memory_bytes", value, of=role, **labels)
         if labels["repetition"] == 0:
             first = float(np.mean([losses for _, _, losses in gathered]))
-            told = {k: v for k, v in labels.items() if k != "repetition"}
-            self.prof.measure("first_loss", first, **told)
+            self.prof.measure("first_loss", first)
 
 
 def kill_a_loader() -> None:
@@ -325,10 +482,112 @@ class Checked:
         if dist.get_rank():
             return
         whole = [s for s, steps in sorted(self._sections.items()) if len(steps) == SECTION_STEPS]
-        for section in whole if self._args.sweep == "none" else ():
+        for section in whole:
             digest = hashlib.sha256("".join(self._sections[section]).encode()).hexdigest()[:16]
             first = section * SECTION_STEPS
             print(f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}")
         print(
             f"{self._args.variant}: {self._lost} samples lost, {self._twice} duplicated", flush=True
         )
+
+
+def latency_of_a_batch(args: argparse.Namespace, draw: Draw, prof: chopper.Profile) -> None:
+    """Measure what disaggregation costs: the same batches by actors and in this process."""
+    if dist.get_rank() == 0:
+        setup = setup_of(args, draw, "probe", [(actors.this_node(), [0])])
+        setup = replace(setup, prefetch=1, tensor=1, checkpoint=None)
+        # While the first are read, actors are still opening sources and starting threads.
+        probes = _WARMUP_BATCHES + _PROBED_BATCHES
+        in_process_s = list(in_this_process(args, draw, range(args.first, args.first + probes)))
+        started = actors.start_actors(setup)
+        through_actors_s = []
+        asked_s = time.perf_counter()
+        built_by = actors.constructor(setup, 0)
+        for _ in actors.batches(built_by, rank=0, first=args.first, steps=probes, prefetch=0):
+            through_actors_s.append(time.perf_counter() - asked_s)
+            asked_s = time.perf_counter()
+        actors.stop_actors(started)
+        for reader, batches_s in (("this process", in_process_s), ("actors", through_actors_s)):
+            for repetition, batch_s in enumerate(batches_s[_WARMUP_BATCHES:]):
+                prof.measure(
+                    "batch_latency_ns", batch_s * 1e9, reader=reader, repetition=repetition
+                )
+    dist.barrier()
+
+
+def in_this_process(args: argparse.Namespace, draw: Draw, steps: range) -> Iterator[float]:
+    """Yield the seconds that reading all samples of a step at once and packing them takes."""
+    planner, sources = Planner(draw), OpenSources(draw.sources)
+    with ThreadPoolExecutor(draw.batch * draw.ranks) as pool:
+        for step in steps:
+            began = time.perf_counter()
+            plan = planner.plan(step)
+            samples = plan.of(0)
+            read = sources.read_all(samples, pool)
+            batch_of(samples, read, width=row_width(args))
+            yield time.perf_counter() - began
+
+
+def balancing_alone(
+    args: argparse.Namespace,
+    draw: Draw,
+    device: torch.device,
+    prof: chopper.Profile,
+    steps: int = 6,
+) -> None:
+    """Measure the slowest of many ranks per step, by how samples were given to ranks.
+
+    Each document's forward and backward pass really runs, by itself, and a virtual rank takes as
+    long as its documents together. The real ranks take turns in the steps.
+    """
+    rank, real_ranks = dist.get_rank(), dist.get_world_size()
+    clock = time.thread_time if device.type == "cpu" else synchronized
+    width, longest = 2 * args.width, LONGER * args.longest
+    model = Decoder(width, longest, VOCABULARY).to(device)
+    cost = cost_of(width, VOCABULARY)
+    ranks_of = (2, 4, 8)
+    drawn = Planner(replace(draw, ranks=max(ranks_of), method="random"))
+
+    def seconds(length: int) -> float:
+        batch = batch_of([(0, 0)], [np.ones(length, dtype=np.uint16)], width=length)
+        began = clock()
+        loss_of(model, batch, 1, device).backward()
+        return clock() - began
+
+    for length in (8, longest // 4, longest):
+        seconds(length)
+    mine = range(rank, steps, real_ranks)
+    took = {
+        step: [seconds(n) for n in (LONGER * drawn.plan(step).length).tolist()] for step in mine
+    }
+    gathered: list[dict[int, list[float]]] = [{} for _ in range(real_ranks)]
+    dist.all_gather_object(gathered, took)
+    if rank:
+        return
+    for step in range(steps):
+        lengths = LONGER * drawn.plan(step).length
+        took_s = np.array(gathered[step % real_ranks][step])
+        for ranks in ranks_of:
+            first = slice(args.batch * ranks)
+            costs = cost(lengths[first])
+            for method in METHODS:
+                ranks_of_samples = balance(costs, ranks, method)
+                labels: dict[str, str | int] = {"method": method, "virtual_ranks": ranks}
+                slowest_s = loads(took_s[first], ranks_of_samples, ranks).max()
+                as_drawn_s = loads(took_s[first], balance(costs, ranks, "random"), ranks).max()
+                for name, value in (
+                    ("slowest_virtual_rank_ns", slowest_s * 1e9),
+                    ("as_drawn_over_this_ratio", as_drawn_s / slowest_s),
+                    ("virtual_imbalance_ratio", imbalance(costs, ranks_of_samples, ranks)),
+                    (
+                        "virtual_time_imbalance_ratio",
+                        imbalance(took_s[first], ranks_of_samples, ranks),
+                    ),
+                ):
+                    prof.measure(name, float(value), **labels, repetition=step)
+
+
+def synchronized() -> float:
+    """Wait for the GPU, and return the time in s."""
+    torch.cuda.synchronize()
+    return time.perf_counter()

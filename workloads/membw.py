@@ -52,8 +52,7 @@ def main() -> None:
     import torch
 
     from chopper.hardware.measure import Bench, rate, stream, wait
-    from chopper.workloads.machine import own_device
-    from chopper.workloads.progress import Progress
+    from chopper.workloads.ranks import Progress, own_device
 
     args = WORKLOAD.parse()
     device = own_device(args.device)

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from chopper.workloads import managed
     from chopper.workloads.offload_trainers import Trainer
     from chopper.workloads.placement import Placement
 
@@ -128,13 +127,15 @@ MIGRATED_BYTES = 256 << 20
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Memory of the most demanding variant; on CPUs, what is offloaded stays here."""
-    from chopper.workloads import managed
+    from chopper.workloads import unified_memory
     from chopper.workloads.llama import SIZES
     from chopper.workloads.offload_memory import estimated
 
     capacity_bytes(args.fits)
     host_bytes(args.host)
-    absent = dict.fromkeys((v for v in args.variants if PLACEMENTS[v].managed), managed.problem())
+    absent = dict.fromkeys(
+        (v for v in args.variants if PLACEMENTS[v].managed), unified_memory.problem()
+    )
     if importlib.util.find_spec("deepspeed") is None:
         lacking = "needs deepspeed, which is not installed: pip install deepspeed"
         absent |= dict.fromkeys((v for v in args.variants if PLACEMENTS[v].deepspeed), lacking)
@@ -211,17 +212,17 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def memory_of(placement: Placement, device: torch.device) -> Iterator[managed.Managed | None]:
+def memory_of(placement: Placement, device: torch.device) -> Iterator[Managed | None]:
     """Unified memory for the variant that wants it, else torch's own."""
-    from chopper.workloads import managed
+    from chopper.workloads import unified_memory
 
     if not placement.managed:
         yield None
         return
     try:
-        with managed.pool(device) as shared:
+        with unified_memory.pool(device) as shared:
             yield shared
-    except managed.Unavailable as exc:
+    except unified_memory.Unavailable as exc:
         raise SystemExit(f"offload: {exc}") from exc
 
 
@@ -311,16 +312,16 @@ def memory_bytes_per_s(device: torch.device, placement: Placement) -> float:
     return max(3 * STREAM_BYTES / statistics.median(found_s) for found_s in times_s.values())
 
 
-def keep_unified(prof: chopper.Profile, shared: managed.Managed, device: torch.device) -> None:
+def keep_unified(prof: chopper.Profile, shared: Managed, device: torch.device) -> None:
     """Measure how much was managed memory, and how fast its pages come to the device."""
     import torch.distributed as dist
 
-    from chopper.workloads import managed
+    from chopper.workloads import unified_memory
 
     if dist.get_rank():
         return
     prof.measure("managed_bytes", shared.peak_bytes)
-    for pattern, rate in managed.migration_bytes_per_s(device, MIGRATED_BYTES).items():
+    for pattern, rate in unified_memory.migration_bytes_per_s(device, MIGRATED_BYTES).items():
         prof.measure("migration_bytes_per_s", rate, pattern=pattern)
 
 

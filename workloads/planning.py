@@ -1,4 +1,4 @@
-"""Plans of steps: their samples, and the rank that gets each.
+"""Plans of steps: their samples, the rank that gets each, and the rows that are packed from them.
 
 Nothing here reads a sample: the planner sees metadata only (source, index, length), and a plan is a
 function of the seed and the step alone. So any process can make it again after a restart, and what
@@ -12,21 +12,37 @@ from __future__ import annotations
 import functools
 import hashlib
 import heapq
+import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chopper.workloads.sources import Ints, Sample, SourceError, SourceSpec, lengths_of
+from chopper.errors import InputError
+from chopper.workloads.sources import (
+    Ints,
+    Sample,
+    SourceError,
+    SourceSpec,
+    Tokens,
+    lengths_of,
+    mark,
+)
 
 Floats = NDArray[np.float64]
 
 METHODS = ("random", "greedy", "kk")
 """As drawn, with as many samples for each rank; largest cost first to the least loaded rank;
 Karmarkar–Karp's largest differencing method."""
+_WHOLE_EVERY = 32
+"""Lines from one with whole counts to the next."""
+IGNORED = -100
+"""Target where nothing is predicted, as torch's cross entropy has it."""
 _KEPT_STEPS = 64
 """Steps between two whose positions are kept, so that an earlier step is planned again at once."""
 
@@ -42,6 +58,14 @@ class Cost:
         """Cost of each document."""
         length = np.asarray(lengths, dtype=np.float64)
         return self.alpha * length + self.beta * length * length
+
+
+def cost_of(width: int, vocabulary: int) -> Cost:
+    """FLOP to train `loading_trainer.Decoder` on a document.
+
+    6 per weight and token, and 6·width·length² of causal attention.
+    """
+    return Cost(alpha=6 * (12 * width * width + width * vocabulary), beta=6 * width)
 
 
 def loads(costs: Floats, ranks_of: Ints, ranks: int) -> Floats:
@@ -115,6 +139,69 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
         rows[row].append(int(document))
         free[row] -= length
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Documents that one data-parallel rank trains on in one step."""
+
+    tokens: NDArray[np.uint16]
+    """[rows, width], 0 where nothing is."""
+    documents: list[list[int]]
+    """Per row, the lengths of the documents that it holds, one after the other from its start."""
+    samples: list[Sample]
+    step: int
+    step_tokens: int
+    """Tokens of all ranks together."""
+
+    def marked(self) -> list[tuple[int, int, int]]:
+        """Each document's source and index, as asked for, and the mark of what came."""
+        marks = [
+            mark(part)
+            for row, lengths in zip(self.tokens, self.documents, strict=True)
+            for part in np.split(row, np.cumsum(lengths))[:-1]
+        ]
+        return [(*sample, came) for sample, came in zip(self.samples, marks, strict=True)]
+
+    def places(self) -> Ints:
+        """Return the position of each token in its document: [rows, width]."""
+        out = np.zeros(self.tokens.shape, np.int64)
+        for row, lengths in zip(out, self.documents, strict=True):
+            row[: sum(lengths)] = np.concatenate([np.arange(n) for n in lengths])
+        return out
+
+    def targets(self) -> Ints:
+        """Return the token that follows in the same document: [rows, width]."""
+        out = np.full(self.tokens.shape, IGNORED, np.int64)
+        for row, tokens, lengths in zip(out, self.tokens, self.documents, strict=True):
+            row[: sum(lengths) - 1] = tokens[1 : sum(lengths)]
+            # What follows the last token of a document is another one.
+            row[np.cumsum(lengths) - 1] = IGNORED
+        return out
+
+
+def batch_of(
+    samples: Sequence[Sample],
+    documents: Sequence[Tokens],
+    *,
+    width: int | None,
+    step: int = 0,
+    step_tokens: int = 1,
+) -> Batch:
+    """Pack documents into rows of ``width``; None: a row for each, as long as the longest."""
+    lengths = np.array([len(ids) for ids in documents])
+    rows = [[d] for d in range(len(documents))] if width is None else pack(lengths, width)
+    tokens = np.zeros((len(rows), width or lengths.max(initial=0)), dtype=np.uint16)
+    for row, held in zip(tokens, rows, strict=True):
+        text = np.concatenate([documents[d] for d in held])
+        row[: len(text)] = text
+    return Batch(
+        tokens=tokens,
+        documents=[lengths[held].tolist() for held in rows],
+        samples=[samples[d] for held in rows for d in held],
+        step=step,
+        step_tokens=step_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +340,65 @@ class Planner:
             maps = np.array([_affine(seeds[g], int(n)) for g, n in zip(group, rows, strict=True)])
             index[mine] = starts[group] + (row * maps[:, 0] + maps[:, 1]) % rows
         return index
+
+
+class Checkpoint:
+    """Checkpoint of a draw in a folder: how far each source was drawn, by step.
+
+    A file that is only appended to: a line with the count of each source now and then, and in
+    between only what was drawn since the line before. A planner that starts again, also in another
+    run, begins at the nearest line before its step instead of at step 0.
+    """
+
+    def __init__(self, folder: Path, draw: Draw) -> None:
+        self.positions: dict[int, Ints] = {}
+        """By step, what of each source was drawn before it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"draw-{draw.digest}.jsonl"
+        whole_bytes = self._read(len(draw.sources)) if self._path.exists() else 0
+        if self._path.exists():
+            os.truncate(self._path, whole_bytes)  # what a kill left of a line
+        self._last = max(self.positions, default=0)
+        self._lines = 0
+
+    def _read(self, sources: int) -> int:
+        """Read all whole lines, and return where they end."""
+        end, last = 0, np.zeros(sources, dtype=np.int64)
+        for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                entry = json.loads(line)
+                if "whole" in entry:
+                    last = np.array(entry["whole"], dtype=np.int64)
+                else:
+                    last = last.copy()
+                    for source, count in entry["drawn"]:
+                        last[source] += count
+                self.positions[entry["step"]] = last
+            except (ValueError, KeyError, TypeError, IndexError) as exc:
+                raise InputError(
+                    f"{self._path}, line {number}: no line of a checkpoint ({exc}); remove the file"
+                ) from exc
+            end += len(line)
+        return end
+
+    def write(self, step: int, positions: Ints) -> None:
+        """Append what was drawn up to a step; nothing where that is known."""
+        if step <= self._last:
+            return
+        before = self.positions.get(self._last)
+        entry: dict[str, object] = {"step": step}
+        if before is None or self._lines % _WHOLE_EVERY == 0 or (positions < before).any():
+            entry["whole"] = positions.tolist()
+        else:
+            drawn = positions - before
+            entry["drawn"] = [[int(s), int(drawn[s])] for s in np.flatnonzero(drawn)]
+        # One write: a kill leaves a line whole, or the file's last one cut.
+        with self._path.open("ab", buffering=0) as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+        self.positions, self._last = {step: positions}, step
+        self._lines += 1
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,10 +1,11 @@
 """Start a workload's ranks on this host, each on its own or two joined by a shaped link.
 
     python -m chopper.workloads.processes PARENT_PID RANKS MODULE [options of the module]
+    python -m chopper.workloads.processes rank PARENT_PID MODULE [options of the module]
 
-It ends when its parent does, even by SIGKILL, and all write to stderr, so that stdout is chopper's.
-Torchrun could not reach ranks in network namespaces, and its agent loads torch, which takes longer
-than some of the runs.
+The second form runs one rank, and is started by the first. The first ends when its parent does,
+even by SIGKILL, and all write to stderr, so that stdout is chopper's. Torchrun could not reach
+ranks in network namespaces, and its agent loads torch, which takes longer than some of the runs.
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from chopper.errors import say
 from chopper.experiments.declarations import as_program
 from chopper.fresh_python import end_with_parent, own_python
-from chopper.workloads import link, quiet
-from chopper.workloads.quiet import STORE_VARIABLE
+from chopper.workloads import link
 
+STORE_VARIABLE = "CHOPPER_STORE_FD"
+"""A listening socket, in rank 0, for the store by which the ranks meet; set in all of them."""
+_INTERRUPTED = 128 + signal.SIGINT
+_HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Blocked while a rank starts, so that it is not Python's own start that is hit."""
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_MODULE = "chopper.workloads.processes"
 _POLL_S = 0.05
 _CLOSING_S = 5.0
 """Time for ranks to end by themselves after an interrupt; one may wait for another that is gone."""
@@ -79,7 +86,7 @@ def running_ranks(
                     passed.append(store.fileno())
                 started.append(
                     subprocess.Popen(
-                        own_python(quiet.__name__, str(os.getpid()), module, *words, *channel),
+                        own_python(_MODULE, "rank", str(os.getpid()), module, *words, *channel),
                         env=_environment(environment, rank, ranks, store),
                         pass_fds=passed,
                         **started_with,
@@ -159,7 +166,7 @@ def _listening_on_loopback() -> socket.socket:
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Hold signals back, so that none comes between a start and its being known."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, quiet.HELD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_SIGNALS)
     try:
         yield
     finally:
@@ -200,8 +207,47 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None
             process.wait(max(0.0, until - time.monotonic()))
 
 
+def run_rank(parent: int, module: str, words: list[str]) -> None:
+    """Run a workload as one rank; interrupted, it ends without a traceback.
+
+    It ends when the process that started it does, even by SIGKILL. Ctrl-C reaches all ranks at
+    once: while torch is imported it would come out as a traceback from the middle of that, or as
+    another error; later, ranks also fail because another one has already left.
+    """
+    sys.argv = [module, *words]
+    # Under nohup, and in a shell's background, it is ignored, and stays so.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_SIGNALS)
+    end_with_parent(parent, signal.SIGTERM)
+    workload = importlib.import_module(module)
+
+    interrupted = threading.Event()
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        interrupted.set()
+        sys.unraisablehook = lambda _: None
+        threading.excepthook = lambda _: None
+        raise KeyboardInterrupt
+
+    if not ignored:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        workload.main()
+    except BaseException:
+        # A failure after an interrupt is a consequence of it.
+        if not interrupted.is_set():
+            raise
+        # Torch's threads may abort an interpreter that ends in the middle of an exchange.
+        os._exit(_INTERRUPTED)
+
+
 def main() -> None:
     """Start the ranks of a workload and wait for all; ends as the first that failed."""
+    if sys.argv[1] == "rank":
+        run_rank(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+        return
     parent, ranks, module, *words = sys.argv[1:]
     # Held back by the parent, so that it is not Python's own start that is hit.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -17,8 +17,7 @@ from multiprocessing.process import BaseProcess
 
 from torch.utils.data import DataLoader, Dataset
 
-from chopper.workloads.batch import Batch, batch_of
-from chopper.workloads.planning import Plan, Planner
+from chopper.workloads.planning import Batch, Plan, Planner, batch_of
 from chopper.workloads.sources import OpenSources, Sample, SourceError, SourceSpec, Tokens
 
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +44,7 @@ class Documents(Dataset[Document]):
         self.sources.open(self._upcoming)
 
     def __getitem__(self, sample: Sample) -> Document:
-        tokens, _, _ = self.sources.read(sample)
+        tokens = self.sources.read(sample)
         self._read[self._worker] += 1
         return sample, tokens
 
@@ -61,7 +60,7 @@ class ConcurrentDocuments(Documents):
         with ThreadPoolExecutor(len(samples)) as pool:
             read = self.sources.read_all(samples, pool)
         self._read[self._worker] += len(read)
-        return [(sample, tokens) for sample, (tokens, _, _) in zip(samples, read, strict=True)]
+        return list(zip(samples, read, strict=True))
 
 
 def _end_with_the_rank() -> None:

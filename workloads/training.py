@@ -104,8 +104,7 @@ def batches(args: argparse.Namespace, device: torch.device) -> DataLoader[tuple[
     """This rank's part of the corpus, ``args.steps`` batches."""
     import torch.distributed as dist
 
-    from chopper.workloads.llama import SIZES
-    from chopper.workloads.tokens import token_loader
+    from chopper.workloads.llama import SIZES, token_loader
 
     return token_loader(
         steps=args.steps,
@@ -132,7 +131,7 @@ def train(
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    from chopper.workloads.progress import Progress
+    from chopper.workloads.ranks import Progress
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     losses: list[Tensor] = []

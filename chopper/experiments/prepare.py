@@ -233,7 +233,7 @@ def _settle(
     """Choose ranks and device, with notes and absent variants; raise when the machine lacks it."""
     import torch
 
-    from chopper.workloads.machine import choose_device, dtype_problem
+    from chopper.workloads.ranks import choose_device, dtype_problem
 
     notes = []
     if ranks is None:

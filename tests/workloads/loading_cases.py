@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch.distributed as dist
 
-from chopper.workloads.batch import Batch, batch_of
 from chopper.workloads.loading_trainer import broadcast
+from chopper.workloads.planning import Batch, batch_of
 
 
 def broadcast_to_groups(tensor: int, steps: int) -> list[object]:

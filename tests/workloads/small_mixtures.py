@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chopper.workloads.planning import Cost, Draw
-from chopper.workloads.sources import SourceSpec
-from chopper.workloads.synthetic_sources import write_sources
+from chopper.workloads.sources import SourceSpec, write_sources
 
 HOME = tempfile.TemporaryDirectory(prefix="chopper-mixtures-")
 

@@ -20,12 +20,14 @@ from chopper.errors import UsageError  # noqa: E402
 from chopper.workloads import (  # noqa: E402
     dataloader,
     loading,
-    loading_measures,
     loading_trainer,
 )
-from chopper.workloads.batch import batch_of  # noqa: E402
-from chopper.workloads.decoder import Decoder, cost_of, loss_of  # noqa: E402
-from chopper.workloads.planning import Cost, Planner  # noqa: E402
+from chopper.workloads.loading_trainer import Decoder, loss_of  # noqa: E402
+from chopper.workloads.planning import (  # noqa: E402
+    Cost,
+    Planner,
+    batch_of,
+)
 from chopper.workloads.sources import OpenSources, SourceError, without_latency  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
@@ -153,7 +155,7 @@ def test_the_data_loader_serves_what_was_planned(kind):
 
 def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
     items = [(0, 3), (1, 5), (4, 7)]
-    docs = [OpenSources(sources()).read(item)[0] for item in items]
+    docs = [OpenSources(sources()).read(item) for item in items]
     right = batch_of(items, docs, width=64)
     expected = without_latency(sources()).marked(right.samples)
     assert right.marked() == expected
@@ -221,35 +223,22 @@ def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, exp
 def test_each_repetition_is_a_loader_of_its_own_that_goes_on_where_the_last_one_ended():
     args = arguments("--variant", "loader", "--first", "7")
     turns = loading.turns(args)
-    assert [(t.number, t.repetition, t.first, t.steps) for t in turns] == [
-        (1, 0, 7, 32),
-        (2, 1, 39, 32),
-        (3, 2, 71, 32 + 48),
+    assert [(t.repetition, t.first, t.steps) for t in turns] == [
+        (0, 7, 32),
+        (1, 39, 32),
+        (2, 71, 32 + 48),
     ]
-    assert turns[2].labels(args) == {"repetition": 2}
-    args = arguments("--variant", "loader", "--sweep", "latency", "--repetitions", "2")
-    swept = loading.turns(args)
-    assert len(swept) == 2 * len(loading.SWEEP_MS)
-    assert [t.first for t in swept] == [0, 32] * len(loading.SWEEP_MS)
-    assert [t.steps for t in swept[:-1]] == [32] * (len(swept) - 1)
-    assert swept[3].labels(args) == {"latency_ms": 5, "repetition": 1}
-
-
-def test_a_sweep_ends_with_the_latency_of_the_option():
-    assert loading.points(arguments()) == [200]
-    swept = loading.points(arguments("--sweep", "latency", "--latency", "20"))
-    assert swept == [1, 5, 50, 100, 200, 20]
 
 
 def window(*, elapsed_s=2.0, loaded=32, busy_s=0.0, own_s=0.0, wait_s=1.0, compute_s=(0.1, 0.3)):
-    return loading_measures.Window(
+    return loading_trainer.Window(
         elapsed_s, own_s, busy_s, loaded, wait_s, list(compute_s), tokens=900, cells=1000
     )
 
 
 def rates(windows, *, ahead=False):
     own_cpu_s = sum(window.own_cpu_s for window in windows)
-    return loading_measures.rates(windows, 16, own_cpu_s, ahead=ahead)
+    return loading_trainer.rates(windows, 16, own_cpu_s, ahead=ahead)
 
 
 def test_what_had_been_loaded_before_a_stretch_does_not_count_in_it():
@@ -330,7 +319,7 @@ def alone(tmp_path):
 def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     kept: Any = Kept()
     args, of = arguments("--batch", "2", "--longest", "64"), draw(sources(), batch=2)
-    loading_measures.balancing_alone(args, of, CPU, kept, steps=2)
+    loading_trainer.balancing_alone(args, of, CPU, kept, steps=2)
     found = {
         (name, said["method"], said["virtual_ranks"], said["repetition"]): value
         for name, value, said in kept.rows
@@ -348,6 +337,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     ("words", "message"),
     [
         (["--modality", "text", "--fault", "raises"], "--fault raises: is one of images"),
+        (["--loaders", "33"], "--loaders 33: at most one for each of --sources"),
         (["--tensor", "3"], "--tensor 3: expected a divisor of the 2 ranks"),
         (["--fault", "killed-loader"], "loader actors only"),
         (["--longest", "2"], "a document has at least 8 tokens"),

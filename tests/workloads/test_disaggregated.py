@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import importlib.util
-import itertools
 import json
 import os
 import shutil
@@ -12,23 +10,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-import weakref
 from collections import Counter
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from chopper.engines import ray_cluster
 from chopper.fresh_python import environment, own_python
 from chopper.workloads import disaggregated as d
-from chopper.workloads.autoscaling import Limits
-from chopper.workloads.checkpoint import Checkpoint
-from chopper.workloads.loading_measures import memory_bytes
+from chopper.workloads.loading_trainer import memory_bytes
 from chopper.workloads.planning import Cost, Planner
 from chopper.workloads.sources import SourceError, without_latency
 from tests.listening import listening_addresses, reachable_from_outside
@@ -50,7 +43,7 @@ def setup(name, *, fault="none", latency_s=2e-3, **changes):
         "draw": draw(specs, seed=5, method="kk", cost=Cost(1, 0.1)),
         "width": 64,
         "loaders": 2,
-        "limits": Limits(threads=16, memory_bytes=1 << 30, most=3),
+        "threads": 16,
         "prefetch": 4,
         "nodes": ((d.this_node(), tuple(range(RANKS))),),
     }
@@ -153,25 +146,17 @@ def test_a_restart_goes_on_where_it_was_left(started, whole):
 
 
 @pytest.mark.parametrize(
-    ("role", "standby"),
-    [
-        ("loader", 0),
-        ("loader", 1),
-        *(pytest.param(r, 0, marks=pytest.mark.long) for r in ("planner", "constructor")),
-    ],
+    "role",
+    ["loader", *(pytest.param(r, marks=pytest.mark.long) for r in ("planner", "constructor"))],
 )
-def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(
-    ray, started, tmp_path, role, standby, capfd
-):
-    made = setup(f"killed {role} {standby}", standby=standby, checkpoint=tmp_path)
+def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, tmp_path, role, capfd):
+    made = setup(f"killed {role}", checkpoint=tmp_path)
     planner_actor, constructor = started(made)
     killed: list[psutil.Process] = []
-    stood_by: list[int] = []
 
     def kill():
-        loaders, waiting = ray.get(planner_actor.loaders.remote())
-        stood_by.extend(pid(ray, one) for one in waiting)
-        actor = {"loader": loaders[0], "planner": planner_actor, "constructor": constructor}[role]
+        loader = ray.get(planner_actor.loaders.remote())[0]
+        actor = {"loader": loader, "planner": planner_actor, "constructor": constructor}[role]
         killed.append(psutil.Process(pid(ray, actor)))
         killed[0].kill()
 
@@ -179,80 +164,24 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(
     assert "raylet" not in capfd.readouterr().out
     assert killed
     assert psutil.wait_procs(killed, timeout=PATIENCE_S)[1] == []
-    loaders, waiting = ray.get(planner_actor.loaders.remote())
-    if standby:
-        # Who stood by reads now, and another one stands by.
-        assert stood_by[0] in [pid(ray, one) for one in loaders]
-        assert stood_by[0] != pid(ray, waiting[0])
-    assert len(waiting) == standby
     lines = next(tmp_path.iterdir()).read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [64]
-
-
-class Idle:
-    """Stands where the handle of a loader does."""
-
-    numbers = itertools.count()
-
-    def __init__(self):
-        name = f"loader {next(self.numbers)}"
-        self._actor_id = SimpleNamespace(hex=lambda: name)
-        self.open = self.close = SimpleNamespace(remote=lambda _: None)
-
-
-def test_a_loader_that_took_anothers_place_is_held_by_nobody_when_it_is_taken_away(ray):
-    planner: Any = d.PlannerActor(setup("taken away"))
-    planner._start = Idle
-    planner._ray = SimpleNamespace(wait=lambda refs, **_: (refs, []))
-    planner.plan(0)
-    lost = planner._fleet[1].handle
-    took_over = weakref.ref(planner.lost(d.id_of(lost)))
-    assert planner._fleet[1].handle is took_over()
-    planner._next = planner._place(1, planner._fleet, 1)
-    planner.plan(1)
-    gc.collect()
-    assert took_over() is None
-    assert planner.lost(d.id_of(lost)) is None  # whoever asks gets another plan
-
-
-@pytest.mark.parametrize(("known", "expected"), [(1, 2), (3, 3), (9, 4)])
-def test_a_checkpoint_of_another_run_does_not_raise_the_limits_of_this_one(
-    ray, tmp_path, known, expected
-):
-    limits = Limits(threads=16, memory_bytes=1 << 30, most=4, least=2)
-    made = setup("limited", limits=limits, checkpoint=tmp_path)
-    planner = Planner(made.draw)
-    planner.plan(64)
-    Checkpoint(tmp_path, made.draw).write(*planner.kept(64), known)
-    assert d.PlannerActor(made)._wanted == expected
 
 
 def opened(ray, planner_actor):
     """Sources that each loader has open."""
     return [
         ray.get(loader.__ray_call__.remote(lambda self: sorted(self._sources._open)))
-        for loader in ray.get(planner_actor.loaders.remote())[0]
+        for loader in ray.get(planner_actor.loaders.remote())
     ]
 
 
 def test_a_source_is_open_in_one_loader_only(ray, started):
-    made = setup("opened", limits=Limits(threads=16, memory_bytes=1 << 30, most=2, least=2))
-    planner_actor, constructor = started(made)
+    planner_actor, constructor = started(setup("opened"))
     read(constructor, steps=8)
     held = opened(ray, planner_actor)
     assert len(held) == 2
     assert sorted(s for here in held for s in here) == list(range(6))
-
-
-def test_a_source_that_needs_more_than_one_loader_is_read_by_several(ray, started):
-    one = draw(sources("none", 1, latency_s=2e-3), cost=Cost(1, 0.1), method="kk")
-    made = setup("shared", draw=one, loaders=2)
-    planner_actor, constructor = started(made)
-    assert samples(read(constructor, steps=8)) == planned(made, range(8))
-    assert opened(ray, planner_actor) == [[0], [0]]
-    _, where = ray.get(planner_actor.plan.remote(8))
-    assert sorted(len(mine) for _, mine in where) == [4, 4]
-    assert sorted(at for _, mine in where for at in mine) == list(range(8))
 
 
 def test_one_of_the_ranks_that_share_a_batch_reads_it(started, whole):
@@ -304,64 +233,6 @@ def test_each_node_of_trainers_has_a_constructor_that_loads_for_its_ranks(
     ]
     found = [[next(stream) for stream in streams] for _ in range(6)]
     assert samples(found) == planned(made, range(6))
-    counted = [ray.get(one.__ray_call__.remote(lambda self: self._counts)) for one in constructors]
-    plans = Planner(made.draw)
-    for rank, counts in enumerate(counted):
-        drawn = Counter(source for step in range(6) for source, _ in plans.plan(step).of(rank))
-        assert Counter(dict(enumerate(counts.tolist()))) == drawn
-
-
-@pytest.mark.long
-def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, started):
-    limits = Limits(threads=2, memory_bytes=1 << 30, most=3)
-    pair = started(setup("scaled", loaders=1, limits=limits))
-    made, reading = setup("scaled"), itertools.count(0, STEPS)
-
-    def fleets():
-        return ray.get(pair[0].fleets.remote())
-
-    def more_loaders():
-        first = next(reading)
-        found = read(pair[1], first=first)
-        assert samples(found) == planned(made, range(first, first + STEPS))
-        # What a constructor would say whose trainers wait: on a busy machine these never do.
-        counts = np.full(6, 100)
-        took = (0.1, counts, counts * 0.1, counts * 0.0)
-        said = pair[0].observe.remote(0, first + STEPS, *took, True)
-        ray.get(said)
-        return len(fleets()) > 1
-
-    until(more_loaders, "a loader more")
-    first, second, *_ = fleets()
-    assert first == (0, 1)
-    assert second[0] > 0
-    assert second[1] == 3
-
-
-@pytest.mark.parametrize(
-    ("done", "built", "said"),
-    [
-        (1, 15, []),  # it is not each time that the planner is told
-        (1, 16, [False]),  # nor that the first stock is being filled
-        (1, 24, [True]),
-        (3, 24, [False]),
-    ],
-)
-def test_trainers_wait_when_less_than_half_of_what_was_asked_for_is_there(
-    ray, monkeypatch, done, built, said
-):
-    told = []
-    planner_actor = SimpleNamespace(observe=SimpleNamespace())
-    planner_actor.observe.options = lambda **_: SimpleNamespace(
-        remote=lambda _, step, *of: told.append((step, of[-1]))
-    )
-    monkeypatch.setattr(ray, "get_actor", lambda _: planner_actor)
-    made = d.DataConstructor(setup("stock", prefetch=8), 0)
-    made._built = built - 1
-    for step in range(5):
-        made._steps[step] = cast("Any", SimpleNamespace(done=lambda step=step: step < done))
-    made._observe()
-    assert told == [(done, starving) for starving in said]
 
 
 @pytest.mark.parametrize(

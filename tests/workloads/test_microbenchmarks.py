@@ -285,7 +285,7 @@ def test_a_fit_without_latency_or_without_a_slope_is_still_the_best(times, laten
 def test_progress_is_said_now_and_then_by_one_rank(monkeypatch, capsys):
     import time
 
-    from chopper.workloads.progress import Progress
+    from chopper.workloads.ranks import Progress
 
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.errors import InputError
-from chopper.workloads.autoscaling import (
-    Autoscaler,
-    Limits,
-    Load,
-    copies_needed,
-    loaders_needed,
-    place,
+from chopper.workloads.planning import (
+    METHODS,
+    Checkpoint,
+    Cost,
+    Planner,
+    balance,
+    imbalance,
+    loads,
+    pack,
 )
-from chopper.workloads.checkpoint import Checkpoint
-from chopper.workloads.planning import METHODS, Cost, Planner, balance, imbalance, loads, pack
 from chopper.workloads.sources import SourceError
 from tests.workloads.small_mixtures import draw, of_lengths
 
@@ -158,13 +158,12 @@ def test_a_checkpoint_says_where_each_source_was(tmp_path, monkeypatch, step):
     checkpoint = Checkpoint(tmp_path, first.draw)
     for at in range(0, 701, 7):
         first.plan(at)
-        checkpoint.write(*first.kept(at), 3)
+        checkpoint.write(*first.kept(at))
     lines = next(tmp_path.iterdir()).read_text().splitlines()
     assert len(lines) == 700 // 64
     assert ["whole" in line for line in lines[:3]] == [True, False, False]
     later = made()
     found = Checkpoint(tmp_path, later.draw)
-    assert found.loaders == 3
     later.resume(found.positions)
     planned, drawn = [], later._drawn
 
@@ -182,12 +181,12 @@ def test_what_a_kill_left_of_a_checkpoint_is_dropped_and_what_is_none_is_named(t
     written = Checkpoint(tmp_path, planner.draw)
     for step in (64, 128, 192):
         planner.plan(step)
-        written.write(*planner.kept(step), 2)
+        written.write(*planner.kept(step))
     file = next(tmp_path.iterdir())
     file.write_bytes(file.read_bytes()[:-5])
     again = Checkpoint(tmp_path, planner.draw)
     assert sorted(again.positions) == [64, 128]
-    again.write(*planner.kept(192), 2)
+    again.write(*planner.kept(192))
     assert sorted(Checkpoint(tmp_path, planner.draw).positions) == [64, 128, 192]
     assert Checkpoint(tmp_path, made(seed=1).draw).positions == {}  # another draw
     file.write_text("{}\n")
@@ -228,94 +227,6 @@ def test_a_source_too_short_for_its_share_of_a_step_is_helped_out():
 def test_a_mixture_that_cannot_be_drawn_from(sizes, message):
     with pytest.raises(SourceError, match=message):
         made(sizes=sizes)
-
-
-def load(count=4, share=0.25, wait_s=0.2, cpu_s=0.001, state_bytes=10) -> Load:
-    return Load(
-        share=np.full(count, share),
-        wait_s=np.full(count, wait_s),
-        cpu_s=np.full(count, cpu_s),
-        state_bytes=count * state_bytes,
-    )
-
-
-LIMITS = Limits(threads=100, memory_bytes=1000, most=8, target=0.5)
-
-
-@pytest.mark.parametrize(
-    ("rate", "served", "limits", "expected"),
-    [
-        (0, load(), LIMITS, 1),
-        # 600/s × 0.201 s = 121 reads in flight, of which a loader keeps 50: 3; cores: 0.6 ÷ 0.5.
-        (600, load(), LIMITS, 3),
-        # One core each under Python's lock: 600 × 4 ms = 2.4 cores ÷ 0.5.
-        (600, load(5, wait_s=0, cpu_s=0.004), LIMITS, 6),
-        (600, load(8, share=0.125, wait_s=0, cpu_s=0.004), LIMITS, 5),
-        (1, load(state_bytes=700), LIMITS, 3),
-        (1e9, load(20), LIMITS, 8),
-        (0, load(), Limits(threads=100, memory_bytes=1000, most=8, least=2), 2),
-    ],
-)
-def test_loaders_follow_reads_in_flight_cores_and_memory(rate, served, limits, expected):
-    assert loaders_needed(served, rate, limits) == expected
-
-
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=30),
-    st.integers(1, 8),
-    st.integers(1, 8),
-    st.floats(0, 5000),
-)
-def test_each_source_has_its_loaders_and_no_loader_is_without(shares, first, then, rate):
-    served = load(len(shares), cpu_s=0)
-    before: list[list[int]] = []
-    served.share = np.array(shares)
-    for loaders in (first, then):
-        copies = copies_needed(served, rate, LIMITS, loaders)
-        assert ((copies >= 1) & (copies <= loaders)).all()
-        before = place(served.busy(), copies, loaders, before)
-        assert Counter(s for here in before for s in here) == dict(enumerate(copies.tolist()))
-        assert all(before)
-        assert all(len(set(here)) == len(here) for here in before)
-
-
-def test_a_source_that_needs_more_than_one_loader_gets_several():
-    served = load(2)
-    served.share = np.array([0.9, 0.1])
-    # 600/s × 0.9 × 0.201 s = 109 reads in flight, of which a loader keeps 50: 3, of 3 for all.
-    copies = copies_needed(served, 600, LIMITS, loaders_needed(served, 600, LIMITS))
-    assert copies.tolist() == [3, 1]
-    assert place(served.busy(), copies, 3) == [[0, 1], [0], [0]]
-
-
-def test_sources_stay_where_they_are_when_loaders_are_added():
-    busy, one = np.full(12, 1 / 12), np.ones(12, dtype=np.int64)
-    before = place(busy, one, 2)
-    after = place(busy, one, 3, before)
-    assert [len(here) for here in after] == [4, 4, 4]
-    assert set(after[0]) < set(before[0])
-    assert set(after[1]) < set(before[1])
-
-
-def observed(scaler, wait_s, count=400):
-    scaler.observe(
-        1.0,
-        np.full(4, count // 4),
-        np.full(4, wait_s * count / 4),
-        np.full(4, 0.0001 * count / 4),
-    )
-
-
-def test_slower_storage_needs_more_loaders_and_faster_one_fewer_after_a_while():
-    limits = Limits(threads=100, memory_bytes=1000, most=8)
-    scaler = Autoscaler(load(), limits, memory=0.0, patience=3)
-    observed(scaler, 0.1)  # 400/s × 0.1 s = 40 in flight of 75
-    assert scaler.decide(1, starving=True) == 1
-    observed(scaler, 0.6)  # 240 in flight
-    assert scaler.decide(1, starving=False) == 1  # nobody waits for them
-    assert scaler.decide(1, starving=True) == 4
-    observed(scaler, 0.1)
-    assert [scaler.decide(4, starving=False) for _ in range(3)] == [4, 4, 1]
 
 
 def test_planning_and_sources_need_no_torch_and_no_ray():

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chopper.workloads.tokens import SyntheticTokens, token_loader  # noqa: E402
+from chopper.workloads.llama import SyntheticTokens, token_loader  # noqa: E402
 
 
 def loader(rank=0, workers=0, **changes):

@@ -12,8 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from chopper.workloads.llama import SIZES, Llama, initial_value  # noqa: E402
-from chopper.workloads.tokens import token_loader  # noqa: E402
+from chopper.workloads.llama import (  # noqa: E402
+    SIZES,
+    Llama,
+    initial_value,
+    token_loader,
+)
 from tests.waiting import PATIENCE_S  # noqa: E402
 
 STEPS, BATCH, SEQUENCE = 3, 1, 32

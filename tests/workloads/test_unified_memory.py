@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
-from chopper.workloads import managed  # noqa: E402
+from chopper.workloads import unified_memory  # noqa: E402
 
 RUNTIME = """
 #include <stdlib.h>
@@ -31,7 +31,7 @@ int held_count(void) { return held; }
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    compiler = managed.compiler()
+    compiler = unified_memory.compiler()
     if compiler is None:
         pytest.skip("there is no C compiler")
     path = tmp_path_factory.mktemp("managed")
@@ -40,19 +40,19 @@ def built(tmp_path_factory):
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", str(runtime), str(path / "runtime.c")], check=True
     )
-    return managed.build(path), ctypes.CDLL(str(runtime))
+    return unified_memory.build(path), ctypes.CDLL(str(runtime))
 
 
 def test_memory_comes_from_the_runtime_and_goes_back(built):
     file, runtime = built
-    memory = managed.Managed(managed.load(file, runtime))
+    memory = unified_memory.Managed(unified_memory.load(file, runtime))
     # As torch calls them, with a device and a stream.
     library = ctypes.CDLL(str(file))
     allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(
-        (managed.ALLOCATE, library)
+        (unified_memory.ALLOCATE, library)
     )
     free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(
-        (managed.FREE, library)
+        (unified_memory.FREE, library)
     )
 
     first, second = allocate(4096, 0, None), allocate(1024, 1, 0xABC)
@@ -74,8 +74,11 @@ def test_the_runtime_is_the_one_that_torch_has_loaded():
         "7f02-7f03 r-xp 00000000 08:01 2   /site/nvidia/cuda_runtime/lib/libcudart.so.12\n"
         "7f04-7f05 rw-p 00000000 00:00 0 \n"
     )
-    assert managed.loaded_runtime(maps, "cuda") == "/site/nvidia/cuda_runtime/lib/libcudart.so.12"
-    assert managed.loaded_runtime(maps, "hip") is None
+    assert (
+        unified_memory.loaded_runtime(maps, "cuda")
+        == "/site/nvidia/cuda_runtime/lib/libcudart.so.12"
+    )
+    assert unified_memory.loaded_runtime(maps, "hip") is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -85,14 +88,17 @@ def test_on_a_cpu_it_is_refused_in_one_line():
     assert str(refused.value) == (
         "offload unified: needs a GPU: on a CPU there is one memory, so nothing migrates"
     )
-    with pytest.raises(managed.Unavailable, match="needs a GPU"), managed.pool(torch.device("cpu")):
+    with (
+        pytest.raises(unified_memory.Unavailable, match="needs a GPU"),
+        unified_memory.pool(torch.device("cpu")),
+    ):
         pass
 
 
 def test_a_compiler_that_is_missing_or_fails_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(managed, "compiler", lambda: None)
-    assert managed.problem() == "needs a C compiler for its allocator: install cc, or set CC"
-    monkeypatch.setattr(managed, "compiler", lambda: "false")
-    with pytest.raises(managed.Unavailable, match=r"managed\.c: false fails"):
-        managed.build(tmp_path)
+    monkeypatch.setattr(unified_memory, "compiler", lambda: None)
+    assert unified_memory.problem() == "needs a C compiler for its allocator: install cc, or set CC"
+    monkeypatch.setattr(unified_memory, "compiler", lambda: "false")
+    with pytest.raises(unified_memory.Unavailable, match=r"unified_memory\.c: false fails"):
+        unified_memory.build(tmp_path)

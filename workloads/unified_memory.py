@@ -1,6 +1,6 @@
 """Unified memory: what torch allocates, as pages that host and device share.
 
-    with managed.pool(device) as memory:
+    with unified_memory.pool(device) as memory:
         model = ...                       # weights, gradients and activations are managed
     memory.peak_bytes
 
@@ -9,9 +9,9 @@ with PCIe by page faults, which is migration and not coherence; over a coherent 
 page may be read where it is. The workload does not try more than the device holds: a driver out of
 both memories takes other programs with it.
 
-On top lies torch's caching allocator, through a ``MemPool`` whose memory comes from ``managed.c``.
-torch's own ``torch.cuda.memory._use_uvm`` (2.13) does the same by callbacks into Python, and needs
-the package cuda-python.
+On top lies torch's caching allocator, through a ``MemPool`` whose memory comes from
+``unified_memory.c``. torch's own ``torch.cuda.memory._use_uvm`` (2.13) does the same by callbacks
+into Python, and needs the package cuda-python.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("managed.c")
+SOURCE = Path(__file__).with_name("unified_memory.c")
 ALLOCATE, FREE = "chopper_managed_allocate", "chopper_managed_free"
 _RUNTIMES = {
     # Name in a library's file, and its functions.
