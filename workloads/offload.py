@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from chopper.workloads.offload_trainers import Trainer
     from chopper.workloads.placement import Placement
+    from chopper.workloads.unified_memory import Managed
 
 _TRAINING = {
     option.name: option
