@@ -27,6 +27,7 @@ from chopper.workloads.planning import (  # noqa: E402
     Cost,
     Planner,
     batch_of,
+    cost_of,
 )
 from chopper.workloads.sources import OpenSources, SourceError, without_latency  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
