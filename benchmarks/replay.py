@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import _synthetic
 from benchmarks.predictions import Prediction, real_cases, synthetic_cases
 from chopper import wording as fmt
-from chopper.experiments.other_programs import others_while
+from chopper.experiments.judgement import others_while
 from tests.known_causes.results import MAGNITUDES
 
 LIMIT_S = 5.0

@@ -19,8 +19,15 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from chopper import wording as fmt
-from chopper.experiments.declarations import Needs, ShownView, Variant, Workload, as_program
-from chopper.experiments.options import Option, positive
+from chopper.experiments.declarations import (
+    Needs,
+    Option,
+    ShownView,
+    Variant,
+    Workload,
+    as_program,
+    positive,
+)
 from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import training
 

@@ -23,8 +23,15 @@ from typing import TYPE_CHECKING
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Workload, as_program
-from chopper.experiments.options import DEVICE, SEED, Option, positive
+from chopper.experiments.declarations import (
+    DEVICE,
+    SEED,
+    Needs,
+    Option,
+    Workload,
+    as_program,
+    positive,
+)
 from chopper.experiments.results import Experiment, Headline, quotient, ratio
 from chopper.workloads import microbenchmarks
 from chopper.workloads.microbenchmarks import largest, mib, sizes

@@ -22,8 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Variant, Workload, as_program
-from chopper.experiments.options import Option
+from chopper.experiments.declarations import Needs, Option, Variant, Workload, as_program
 from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import training
 

@@ -31,8 +31,17 @@ from typing import TYPE_CHECKING, Any
 import chopper
 from chopper.engines.ray_cluster import clear_leftovers, cluster, load_ray, new_token
 from chopper.errors import ChopperError
-from chopper.experiments.declarations import Needs, Variant, Workload, as_program
-from chopper.experiments.options import DEVICE, SEED, Option, not_negative, positive
+from chopper.experiments.declarations import (
+    DEVICE,
+    SEED,
+    Needs,
+    Option,
+    Variant,
+    Workload,
+    as_program,
+    not_negative,
+    positive,
+)
 from chopper.experiments.results import Experiment, Headline, Row, ratio
 
 if TYPE_CHECKING:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from chopper.hardware.measure import gather_into, scatter_sum
-from chopper.workloads.swizzle import KERNELS, turns
-from chopper.workloads.swizzle import Order as Swizzle
 from chopper.workloads.symmetric import team
+
+if TYPE_CHECKING:
+    from chopper.workloads.tiles import Order as Swizzle
 
 Operation = Callable[[], Tensor]
 Order = list[tuple[int, int | None]]
@@ -389,7 +390,7 @@ class HostShards:
 
     def fused(self, order: Swizzle) -> Operation:
         """One kernel whose tiles wait for the flags that the copy engine raises."""
-        from chopper.workloads.tiles import WaitingProduct
+        from chopper.workloads.tiles import WaitingProduct, turns
 
         shards = self.count // self.per_shard
         product = WaitingProduct(
@@ -426,10 +427,14 @@ class HostShards:
 Problem = GatherMatmul | MatmulScatter | HostShards
 
 
-def operation(problem: Problem, variant: str) -> Operation:
-    """Return the variant as a call that runs it once and returns this rank's result."""
-    if variant in KERNELS:
-        return problem.fused(KERNELS[variant])
+def operation(problem: Problem, variant: str, kernel: Swizzle | None) -> Operation:
+    """Return the variant as a call that runs it once and returns this rank's result.
+
+    Args:
+        kernel: order in which a variant that is one kernel sends and computes.
+    """
+    if kernel is not None:
+        return problem.fused(kernel)
     if variant in ("chunked", "unswizzled"):
         return lambda: problem.chunked(swizzle=variant == "chunked")
     run: Operation = getattr(problem, variant)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from chopper import wording as fmt
-from chopper.experiments.declarations import ShownView, Variant, Workload
-from chopper.experiments.options import changed
+from chopper.experiments.declarations import ShownView, Variant, Workload, changed
 from chopper.experiments.results import Experiment, Headline, difference, ratio
 from chopper.workloads import training
 from chopper.workloads.training import needs as needs

@@ -15,8 +15,17 @@ from collections.abc import Iterator
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import MEASURED, Needs, Variant, Workload, as_program
-from chopper.experiments.options import DEVICE, SEED, Option, positive
+from chopper.experiments.declarations import (
+    DEVICE,
+    MEASURED,
+    SEED,
+    Needs,
+    Option,
+    Variant,
+    Workload,
+    as_program,
+    positive,
+)
 from chopper.experiments.results import Experiment, Headline, Labels
 from chopper.workloads.microbenchmarks import clock_and_power
 

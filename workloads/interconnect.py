@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Needs, Variant, Workload, as_program
-from chopper.experiments.options import CHANNEL, changed
+from chopper.experiments.declarations import CHANNEL, Needs, Variant, Workload, as_program, changed
 from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import link, training
 

@@ -16,8 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import chopper
-from chopper.experiments.declarations import Variant, Workload, as_program
-from chopper.experiments.options import DEVICE, SEED, Option, positive
+from chopper.experiments.declarations import (
+    DEVICE,
+    SEED,
+    Option,
+    Variant,
+    Workload,
+    as_program,
+    positive,
+)
 from chopper.experiments.results import Experiment, Headline, quotient
 from chopper.workloads.microbenchmarks import clock_and_power, largest, mib, sizes
 from chopper.workloads.microbenchmarks import needs as needs

@@ -32,8 +32,15 @@ from typing import TYPE_CHECKING
 
 import chopper
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
-from chopper.experiments.options import Option, changed
+from chopper.experiments.declarations import (
+    Bound,
+    Needs,
+    Option,
+    Variant,
+    Workload,
+    as_program,
+    changed,
+)
 from chopper.experiments.results import Experiment, Headline, ratio
 from chopper.wording import plural
 from chopper.workloads import training
@@ -190,7 +197,7 @@ def main() -> None:
     """Join the other ranks, train, leave."""
     import torch
 
-    from chopper.workloads import offload_trainers, streamed
+    from chopper.workloads.offload_trainers import built
     from chopper.workloads.ranks import joined
 
     # DeepSpeed calls what torch renamed, once per call.
@@ -203,8 +210,7 @@ def main() -> None:
             _, budget = capacity_bytes(args.device_memory, "device-memory")
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
-        build = streamed.built if placement.on_disk else offload_trainers.built
-        trainer = build(args, device)
+        trainer = built(args, device)
         traced = TRACED if args.steps > TRACED[1] + 1 else None
         with chopper.profile(args.output, steps=traced, memory=args.allocations == "yes") as prof:
             train(args, trainer, device, prof)

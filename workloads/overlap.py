@@ -39,14 +39,27 @@ from typing import TYPE_CHECKING, NamedTuple
 import chopper
 from chopper import wording as fmt
 from chopper.errors import UsageError
-from chopper.experiments.declarations import Bound, Needs, Variant, Workload, as_program
-from chopper.experiments.options import CHANNEL, DEVICE, DTYPE, SEED, STEPS, Option, positive
+from chopper.experiments.declarations import (
+    CHANNEL,
+    DEVICE,
+    DTYPE,
+    SEED,
+    STEPS,
+    Bound,
+    Needs,
+    Option,
+    Variant,
+    Workload,
+    as_program,
+    positive,
+)
 from chopper.experiments.results import Experiment, Headline
 from chopper.workloads import link
-from chopper.workloads.swizzle import KERNELS
 
 if TYPE_CHECKING:
     import torch
+
+    from chopper.workloads.tiles import Order
 
 WORKLOAD = Workload(
     name="overlap",
@@ -94,6 +107,8 @@ WORKLOAD = Workload(
     ),
 )
 
+KERNELS: dict[str, Order] = {"triton": "ring", "triton-unswizzled": "rows"}
+"""Variant that is one kernel → order of what it sends and of its tiles."""
 SHARDS = 4
 """With one rank: as if so many held the rows, of which this one's are the last."""
 WARMUP = 2
@@ -190,7 +205,7 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
     errors = {}
     runs: dict[tuple[str, str], Callable[[], object]] = {}
     for name, problem in problems.items():
-        run = exchange.operation(problem, args.variant)
+        run = exchange.operation(problem, args.variant, KERNELS.get(args.variant))
         found = [problem.error(run) for _ in range(CHECKED)]
         errors[name] = exchange.require_exact(f"{name} {args.variant}", found, args.dtype)
         problem.transfer()  # no row is poison any more: a product's time may depend on data

@@ -2,7 +2,7 @@
 
 On CPUs it is anonymous memory that all ranks map, and that is gone with them; on GPUs it is torch's
 symmetric memory over NVLink or Infinity Fabric (NVSHMEM's with ``TORCH_SYMMMEM=NVSHMEM``). Kernels
-reach it by `workloads.primitives`.
+reach it by `workloads.tiles`.
 
 Nothing is acknowledged and no signal is reset. Each step writes the other of two buffers and sets
 signals to its own number. A rank begins step s + 2 when it has heard of all others in step s + 1,
@@ -212,7 +212,7 @@ class _Watch:
 
 
 def team(rank: int, bases: list[int], stops: Tensor, device: torch.device) -> Tensor:
-    """Return what `workloads.primitives` knows the ranks by: int64 [3 + ranks].
+    """Return what `workloads.tiles` knows the ranks by: int64 [3 + ranks].
 
     Args:
         bases: address of each rank's symmetric memory, in this process.

@@ -1,16 +1,35 @@
 """Matrix products in Triton whose tiles wait for the data that other ranks send.
 
-Each is one kernel on `workloads.primitives`. Its programs draw tickets, so that those that have
-started are always the first ones: programs that send have the lowest tickets and wait for nobody,
-and those that wait need only what lower tickets send. So it ends whatever else fills the GPU, in
-whatever order a GPU starts programs, and in Triton's interpreter, which runs one after the other.
+Each is one kernel on the primitives of Triton-distributed (arXiv 2504.19442) in plain Triton: put,
+get, notify, wait. Its programs draw tickets, so that those that have started are always the first
+ones: programs that send have the lowest tickets and wait for nobody, and those that wait need only
+what lower tickets send. So it ends whatever else fills the GPU, in whatever order a GPU starts
+programs, and in Triton's interpreter, which runs one after the other.
 
     gather_matmul    Y = all_gather(X) · W: programs put chunks into the others' memory, a tile of Y
                      waits for the chunks that its rows need
     matmul_scatter   Y = reduce_scatter(X · W): a tile of the partial product is stored into the
                      memory of the rank that owns its rows, which adds what comes
 
-The order of pieces and tiles is an argument (`workloads.swizzle`).
+Orders of what a rank sends and of its tiles:
+
+    rows    peers by number, which is the same order on every rank: no swizzle
+    ring    peer after peer, each rank from its own neighbour on: the swizzle of Triton-distributed,
+            ``pid_m = (pid_m + rank · pid_ms_per_rank) mod num_pid_m``
+
+Every rank allocates the same places of symmetric memory (`workloads.symmetric`). A kernel is given
+``team``, int64 on the device:
+
+    [0]      this rank
+    [1]      number of ranks
+    [2]      address of two int32 of this rank: stop, raised by the host, and cut short, its answer
+    [3 + r]  address of rank r's symmetric memory, in this process
+
+A signal is an int32 in symmetric memory, 0 at first. It holds the step whose data have come, is
+written by one program of one rank and never reset: a wait for step 7 cannot take step 6 for it.
+Steps are compared by their difference, so that they may pass 2³¹.
+
+They run on CUDA, HIP and, with ``TRITON_INTERPRET=1``, between processes on CPUs.
 """
 
 # Pointers and sizes of a kernel are Triton's to type.
@@ -18,7 +37,7 @@ The order of pieces and tiles is an argument (`workloads.swizzle`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,9 +45,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chopper.workloads.primitives import notify, put, rank, ranks, symm_at, wait
-from chopper.workloads.swizzle import Order, Piece, turns, visits
 from chopper.workloads.symmetric import Place, SymmetricMemory
+
+Order = Literal["rows", "ring"]
+Piece = tuple[int, int]
+"""(rank that it goes to or comes from, which of its pieces)."""
 
 HIP = torch.version.hip is not None
 ELEMENTS = 1024
@@ -46,6 +67,126 @@ class Blocks(NamedTuple):
     def of(cls, device: torch.device) -> Blocks:
         """Return those of a device: the interpreter's time is that of its operations."""
         return cls(256, 256, 256) if device.type == "cpu" else cls(64, 64, 32)
+
+
+def turns(order: Order, rank: int, ranks: int, pieces: int, *, to: bool = True) -> list[Piece]:
+    """Return what a rank exchanges with all others, in order.
+
+    Args:
+        to: True: pieces that it sends; False: pieces that it receives, in the order of arrival.
+    """
+    peers = [peer for peer in range(ranks) if peer != rank]
+    if order == "ring":
+        peers = [(rank + (i if to else -i)) % ranks for i in range(1, ranks)]
+    return [(peer, piece) for peer in peers for piece in range(pieces)]
+
+
+def visits(order: Order, rank: int, ranks: int, tiles: int, *, own_first: bool) -> list[Piece]:
+    """Return a rank's row tiles of all ranks, in order.
+
+    Args:
+        own_first: True: tiles that need no other rank come first; False: tiles that other ranks
+            wait for come first.
+    """
+    if order == "rows":
+        return [(owner, tile) for owner in range(ranks) for tile in range(tiles)]
+    own = [(rank, tile) for tile in range(tiles)]
+    others = turns(order, rank, ranks, tiles, to=not own_first)
+    return own + others if own_first else others + own
+
+
+@triton.jit
+def rank(team):
+    """Return this rank."""
+    return tl.load(team).to(tl.int32)
+
+
+@triton.jit
+def ranks(team):
+    """Return the number of ranks."""
+    return tl.load(team + 1).to(tl.int32)
+
+
+@triton.jit
+def symm_at(place, peer, team):
+    """Return the pointer to the same place in another rank's memory.
+
+    ``place`` begins on a multiple of 16 bytes, which a GPU loads or stores at once: Triton takes
+    this on trust.
+    """
+    offset = place.to(tl.int64) - tl.load(team + 3 + tl.load(team))
+    return tl.multiple_of((tl.load(team + 3 + peer) + offset).to(place.dtype), 16)
+
+
+@triton.jit
+def signal_at(signal, peer, team):
+    """Return the pointer to the same signal in another rank's memory; they lie 4 bytes apart."""
+    offset = signal.to(tl.int64) - tl.load(team + 3 + tl.load(team))
+    return (tl.load(team + 3 + peer) + offset).to(signal.dtype)
+
+
+@triton.jit
+def notify(signal, step, peer, team, HIP: tl.constexpr):
+    """Set another rank's signal, behind all that this program has stored.
+
+    Only one thread sets it, so the others' stores must come before: the barrier orders them, and
+    release at the scope of the system carries them to the other device.
+    """
+    if HIP:
+        # An AMD wave's release waits for its own stores alone, and the barrier for none: each wave
+        # must see its own complete first (as LLVM's barriers do since llvm-project#160501, gfx10+).
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v", [step], tl.int32, False, 1
+        )
+    tl.debug_barrier()
+    tl.atomic_xchg(signal_at(signal, peer, team), step, sem="release", scope="sys")
+
+
+@triton.jit
+def wait(signal, step, team):
+    """Wait until a signal of this rank has come to ``step``; loads below see what came with it.
+
+    It ends, too, when the host raises stop: another rank has gone, or it took too long. Then it
+    says so in cut short, and what is computed from here on is worth nothing; a notify behind it
+    would pass that on.
+    """
+    # An atomic is not served from a stale cache; compilers for NVIDIA make it a load that acquires.
+    ahead = tl.atomic_add(signal, 0, sem="acquire", scope="sys") - step
+    if ahead < 0:
+        stops = tl.load(team + 2).to(tl.pointer_type(tl.int32))
+        polls = 0
+        stop = 0
+        while (ahead < 0) & (stop == 0):
+            polls += 1
+            if polls % 64 == 0:  # it lies in the host's memory, a long way from a GPU
+                stop = tl.load(stops, volatile=True)
+            # Once more after stop was seen: what a rank sent before it ended has come.
+            ahead = tl.atomic_add(signal, 0, sem="acquire", scope="sys") - step
+        if ahead < 0:
+            tl.store(stops + 1, 1)
+    # One thread has polled; no other may load before.
+    tl.debug_barrier()
+
+
+@triton.jit
+def put(place, offset, source, count, peer, team, BLOCK: tl.constexpr):
+    """Copy ``count`` elements to ``place + offset`` in another rank's memory, for a notify behind.
+
+    Only ``place`` begins on a multiple of 16 bytes; the offset is any number of elements.
+    """
+    target = symm_at(place, peer, team) + offset
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
+
+
+@triton.jit
+def get(target, place, offset, count, peer, team, BLOCK: tl.constexpr):
+    """Copy ``count`` elements from ``place + offset`` in another rank's memory, behind a wait."""
+    source = symm_at(place, peer, team) + offset
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
 
 
 @triton.jit

@@ -9,8 +9,17 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from chopper.experiments.declarations import Needs, Workload
-from chopper.experiments.options import DEVICE, DTYPE, SEED, STEPS, Option, not_negative, positive
+from chopper.experiments.declarations import (
+    DEVICE,
+    DTYPE,
+    SEED,
+    STEPS,
+    Needs,
+    Option,
+    Workload,
+    not_negative,
+    positive,
+)
 from chopper.experiments.results import Headline
 
 if TYPE_CHECKING:

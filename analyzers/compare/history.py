@@ -33,7 +33,7 @@ from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views.cpu_use import sampled
 from chopper.causes import CAUSES, CODES
 from chopper.errors import InputError
-from chopper.experiments.other_programs import tolerated_cores
+from chopper.experiments.judgement import tolerated_cores
 from chopper.quantities import digits
 from chopper.statistics import Prediction, drift_of, median_error, predict_run
 from chopper.tables.ranges import (

@@ -216,7 +216,7 @@ def _experiment(launch: Launch, path: Path, folder: Path, *, as_json: bool) -> i
     """All repetitions of all variants, in turn, so that a change of the machine hits all alike."""
     from chopper.experiments import results as ex
     from chopper.experiments.declarations import Variant
-    from chopper.experiments.other_programs import machine_cores, others_while
+    from chopper.experiments.judgement import machine_cores, others_while
     from chopper.recording.finish import finalize
     from chopper.storage.destination import holds_recording
     from chopper.version import __version__

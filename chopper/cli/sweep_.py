@@ -190,7 +190,7 @@ def _measure(
     """Run all, interleaved; show what there is."""
     from chopper.experiments import results as ex
     from chopper.experiments.guardian import guarded, lock_path
-    from chopper.experiments.other_programs import machine_cores
+    from chopper.experiments.judgement import machine_cores
     from chopper.experiments.sweep import WORKLOAD, shown
     from chopper.storage.destination import new_output
     from chopper.version import __version__
@@ -240,8 +240,8 @@ def _runs(
     """Record the command at each setting in turn; stop at the first that fails."""
     from chopper.collectors.knobs import driver
     from chopper.experiments import results as ex
+    from chopper.experiments.judgement import others_while
     from chopper.experiments.launch import launch
-    from chopper.experiments.other_programs import others_while
     from chopper.fresh_python import own_python
 
     total = repeats * len(settings)

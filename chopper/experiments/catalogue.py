@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import chopper.workloads
-from chopper.experiments.declarations import Workload
-from chopper.experiments.options import Option
+from chopper.experiments.declarations import Option, Workload
 from chopper.experiments.results import Program
 from chopper.quantities import one_of
 

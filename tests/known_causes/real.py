@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from chopper.causes import CODES, LEAVES
-from chopper.experiments.other_programs import BUSY_CORES
+from chopper.experiments.judgement import BUSY_CORES
 from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
 from tests.known_causes.injections.plan import ARRIVAL, Plan
 from tests.known_causes.recordings import RANKS, record

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper.errors import CaptureError
-from chopper.experiments.other_programs import others_while
+from chopper.experiments.judgement import others_while
 from chopper.fresh_python import ended_by_signals
 from chopper.storage.caches import scratch
 from chopper.storage.files import pack_message

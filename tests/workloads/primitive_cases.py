@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chopper.workloads.primitives import get, notify, put, rank, ranks, wait
 from chopper.workloads.symmetric import Place, RankLost, SymmetricMemory
+from chopper.workloads.tiles import get, notify, put, rank, ranks, wait
 from tests.waiting import until
 
 BLOCK = 16

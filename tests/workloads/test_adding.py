@@ -27,7 +27,7 @@ import argparse
 import chopper
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Needs, Variant, Workload
-from chopper.experiments.options import DEVICE, SEED, Option, positive
+from chopper.experiments.declarations import DEVICE, SEED, Option, positive
 from chopper.experiments.results import Experiment, Headline
 
 WORKLOAD = Workload(

@@ -18,9 +18,9 @@ import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from chopper.models.architectures import Architecture  # noqa: E402
-from chopper.workloads import overlapped_offload  # noqa: E402
+from chopper.workloads import offload_memory  # noqa: E402
 from chopper.workloads.llama import Llama  # noqa: E402
-from chopper.workloads.overlapped_offload import AHEAD, OverlappedOffload  # noqa: E402
+from chopper.workloads.offload_memory import AHEAD, OverlappedOffload  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -99,9 +99,9 @@ def cuda(monkeypatch):
         def __getattr__(self, name):
             return getattr(torch, name)
 
-    monkeypatch.setattr(overlapped_offload, "torch", Torch())
-    monkeypatch.setattr(overlapped_offload, "_copy", fake.copy)
-    monkeypatch.setattr(overlapped_offload, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(offload_memory, "torch", Torch())
+    monkeypatch.setattr(offload_memory, "_copy", fake.copy)
+    monkeypatch.setattr(offload_memory, "SMALLEST_BYTES", 1)
     return fake
 
 

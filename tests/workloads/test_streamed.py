@@ -11,7 +11,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 from chopper.workloads.llama import SIZES, Llama, initial_value, optimizer_of  # noqa: E402
-from chopper.workloads.streamed import (  # noqa: E402
+from chopper.workloads.offload_trainers import (  # noqa: E402
     PAGE_BYTES,
     Store,
     StreamedTrainer,

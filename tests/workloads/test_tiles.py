@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from chopper.workloads.swizzle import turns, visits
+from chopper.workloads.tiles import turns, visits
 
 CASES = "tests.workloads.tile_cases"
 GATHER = {"operation": "gather", "rows": 20, "k": 24, "n": 20, "chunk": 6}

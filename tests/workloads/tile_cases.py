@@ -14,8 +14,8 @@ from torch import Tensor
 
 from chopper.workloads import tiles
 from chopper.workloads.exchange import GatherMatmul, MatmulScatter, operation
-from chopper.workloads.swizzle import Order, turns
 from chopper.workloads.symmetric import SymmetricMemory, team
+from chopper.workloads.tiles import Order, turns
 from tests.waiting import until
 
 BLOCKS = tiles.Blocks(16, 16, 16)
@@ -101,7 +101,7 @@ def as_variants() -> list[float]:
     """Run the kernels as the workload does; return the errors of three steps of each."""
     args = argparse.Namespace(m=24, k=20, n=12, chunks=3, dtype="float32")
     problems = [kind(args, torch.device("cpu")) for kind in (GatherMatmul, MatmulScatter)]
-    runs = [(problem, operation(problem, "triton")) for problem in problems]
+    runs = [(problem, operation(problem, "triton", "ring")) for problem in problems]
     return [problem.error(run) for problem, run in runs for _ in range(3)]
 
 
