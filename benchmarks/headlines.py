@@ -106,6 +106,8 @@ def table(experiments: Sequence[Experiment], took: Took, command: str) -> list[s
     days = sorted(day(e) for e in experiments)
     ran = {name: s for name, s in took.items() if not isinstance(s, str)}
     said = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in ran.items())
+    # Headlines that nothing published compares with are on the workloads' own pages.
+    stated = [h for h in rows(experiments, took) if h.published or h.primary]
     return [
         f"Measured {'' if days[0] == days[-1] else f'from {days[0]} to '}{days[-1]} on "
         f"{machine(experiments[0])}, by",
@@ -114,7 +116,7 @@ def table(experiments: Sequence[Experiment], took: Took, command: str) -> list[s
         "",
         f"in {fmt.duration(sum(ran.values()) * 1e9)}: {said}.",
         "",
-        *to_markdown.table(headline_table(rows(experiments, took)))[0].split("\n"),
+        *to_markdown.table(headline_table(stated))[0].split("\n"),
         "",
         *(f"Not measured: {name} ({why})." for name, why in took.items() if isinstance(why, str)),
     ]

@@ -143,7 +143,7 @@ def test_a_workload_that_measures_other_programs_knows_better(tmp_path):
 
 
 def test_what_other_programs_cannot_change_is_shown_on_a_busy_machine(tmp_path, capsys):
-    measures = {"ddp": {("loss", ("step", 0)): 2.0}, "zero1": {("loss", ("step", 0)): 2.0}}
+    measures = {"ddp": {("loss", ("step", 0)): 2.0}, "zero2": {("loss", ("step", 0)): 2.0}}
     path = experiment(tmp_path / "e", "offload", measures, other_cores=1.4)
     document, _ = everywhere(path, capsys)
     (losses,) = (h for h in document["headlines"] if "loss" in h["claim"])

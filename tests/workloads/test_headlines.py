@@ -98,15 +98,14 @@ def test_each_page_holds_what_is_written_from_the_experiments(headlines, tmp_pat
     assert "| 2× | 1.88 … 2.12 |" in of_gemm
     table = marked(headlines, tmp_path, "headlines")
     assert "in 1 min 01 s: gemm 61 s." in table
-    [shown] = to_markdown.table(headline_table(made.headlines))
-    assert set(shown.splitlines()) <= set(table.splitlines())
+    assert "float32 products on zeros" not in table  # nothing published compares with it
     assert "Not measured: overlap (the machine lacks it)." in table
     for page in (ROOT / "docs/workloads").glob("*.md"):
         assert unmarked(page.read_text()) == unmarked((tmp_path / page.name).read_text())
 
 
 def test_what_the_documentation_says_was_measured_comes_from_the_same_experiments(headlines):
-    """A headline on a workload's page stands in the table, too."""
+    """A headline with a published number on a workload's page stands in the table, too."""
     docs = ROOT / "docs/workloads"
     table = marked(headlines, docs, "headlines").splitlines()
     for name in headlines.EXPERIMENTS:
@@ -119,7 +118,8 @@ def test_what_the_documentation_says_was_measured_comes_from_the_same_experiment
         lines = iter(part.splitlines())
         if head in lines:
             drawn = itertools.takewhile(lambda line: line.startswith("|"), lines)
-            assert {line for line in drawn if not line.startswith("| ---")} <= set(table), name
+            stated = {line for line in drawn if line.split(" | ")[2:4] != ["–", "–"]}
+            assert {line for line in stated if not line.startswith("| ---")} <= set(table), name
 
 
 def marked(headlines, docs, name):
@@ -216,7 +216,7 @@ def test_losses_agree_only_where_each_step_has_one():
 
     def found(numbers):
         drawn = measured("fsdp", numbers).headlines
-        return next(h for h in drawn if "their losses" in h.claim)
+        return next(h for h in drawn if "difference of a loss" in h.claim)
 
     assert found(complete).ours == 0.25
     assert found(losses).ours is None
