@@ -103,11 +103,11 @@ FACTORS = {
 def settled(args: argparse.Namespace, device: str) -> argparse.Namespace:
     """Return the options of one variant's training, with what the user left open."""
     open_ = {name: value for name, value in _DEFAULTS[device].items() if not vars(args)[name]}
-    found = argparse.Namespace(**vars(args) | open_, allocations="no")
-    cell, _, found.sharding = args.variant.partition("-")
-    found.batch, kilo = GRID[cell]
-    found.sequence = kilo * found.kilo
-    return found
+    variant = argparse.Namespace(**vars(args) | open_, allocations="no")
+    cell, _, variant.sharding = args.variant.partition("-")
+    variant.batch, kilo = GRID[cell]
+    variant.sequence = kilo * variant.kilo
+    return variant
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
@@ -128,12 +128,12 @@ def _sharded_model(
     args: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     module = importlib.import_module(f"chopper.workloads.{args.sharding}")
-    found: tuple[nn.Module, torch.optim.Optimizer] = module.sharded_model(args, device)
-    return found
+    sharded: tuple[nn.Module, torch.optim.Optimizer] = module.sharded_model(args, device)
+    return sharded
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
-    """Hold the characterization's findings against what was measured here."""
+    """Compare the paper's findings with the measurements."""
     where = f"{fmt.plural(experiment.plan.ranks, 'rank')} on {experiment.plan.device}"
     yield _clock(experiment, where)
     for cell in GRID:

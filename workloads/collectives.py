@@ -114,7 +114,9 @@ def measure(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def _keep(prof: chopper.Profile, name: str, factor: float, times_s: dict[int, list[float]]) -> None:
-    medians_s = [(size_bytes, statistics.median(found)) for size_bytes, found in times_s.items()]
+    medians_s = [
+        (size_bytes, statistics.median(rounds_s)) for size_bytes, rounds_s in times_s.items()
+    ]
     for size_bytes, time_s in medians_s:
         best_s = min(times_s[size_bytes])
         for measure_name, value in (
@@ -165,10 +167,10 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}"
     yield from _latency(experiment, where)
     size = largest(experiment, "bus_bandwidth_bytes_per_s", "size_bytes")
-    whole = experiment.find(
+    all_reduce = experiment.find(
         "bus_bandwidth_bytes_per_s", collective="all_reduce", size_bytes=size or 0
     )
-    if size is None or whole is None:
+    if size is None or all_reduce is None:
         return
     rates = {
         str(dict(row.labels)["collective"]): row
@@ -176,10 +178,10 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         if row.measure == "bus_bandwidth_bytes_per_s" and dict(row.labels)["size_bytes"] == size
     }
     link = rates.pop("send_receive", None)
-    others = {name: quotient(row, link) for name, row in rates.items() if name != "all_reduce"}
-    named = ", ".join(f"{name} {over.value:.2f}×" for name, over in others.items() if over)
+    ratios = {name: quotient(row, link) for name, row in rates.items() if name != "all_reduce"}
+    named = ", ".join(f"{name} {over.value:.2f}×" for name, over in ratios.items() if over)
     yield Headline.of(
-        quotient(whole, link),
+        quotient(all_reduce, link),
         system="Collectives",
         claim=f"bus bandwidth of all-reduce over that of send and receive, {mib(size)}",
         primary="1: bus bandwidth is that of the link for every collective (nccl-tests)",
@@ -203,7 +205,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             "gloo's is",
         )
     asymptote = experiment.find("fitted_bus_bandwidth_bytes_per_s", collective="all_reduce")
-    reached = quotient(whole, asymptote)
+    reached = quotient(all_reduce, asymptote)
     if reached is not None:
         yield Headline.of(
             reached,

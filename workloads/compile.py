@@ -110,7 +110,7 @@ def _devices(args: argparse.Namespace) -> list[DevicePeaks]:
 
 
 def main() -> None:
-    """Train; what is compiled is this run's alone, else only the first would pay for it."""
+    """Train with compiler caches of this run's own, so that every run pays for compiling."""
     with tempfile.TemporaryDirectory(prefix="chopper-compiled-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
         os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"

@@ -158,9 +158,9 @@ class DataConstructor:
 
     async def get(self, rank: int, step: int, ahead: int) -> Batch:
         """Return a rank's batch of a step; steps up to ``ahead`` later begin to load."""
-        for coming in range(step, step + ahead + 1):
-            if coming not in self._steps:
-                self._steps[coming] = asyncio.ensure_future(self._build(coming))
+        for ahead_step in range(step, step + ahead + 1):
+            if ahead_step not in self._steps:
+                self._steps[ahead_step] = asyncio.ensure_future(self._build(ahead_step))
         batch = (await self._steps[step])[rank // self._setup.tensor]
         self._taken[step] = self._taken.get(step, 0) + 1
         if self._taken[step] >= len(self._readers):
@@ -214,8 +214,10 @@ class DataConstructor:
             here = samples[wanted[samples]]
             if not len(here):
                 return
-            asked = list(zip(plan.source[here].tolist(), plan.index[here].tolist(), strict=True))
-            tokens, lengths = await loader.load.remote(asked)
+            wanted_samples = list(
+                zip(plan.source[here].tolist(), plan.index[here].tolist(), strict=True)
+            )
+            tokens, lengths = await loader.load.remote(wanted_samples)
             # Views of Ray's memory would keep it; a batch is small.
             parts = np.split(tokens.copy(), np.cumsum(lengths)[:-1])
             documents.update(zip(here.tolist(), parts, strict=True))
@@ -276,14 +278,14 @@ def batches(
     import ray
 
     end = first + steps
-    coming: list[Any] = []
+    pending: list[Any] = []
     step = first
     for wanted in range(first, end):
         while step < min(end, wanted + (_UNDER_WAY if prefetch else 1)):
-            coming.append(constructing.get.remote(rank, step, prefetch))
+            pending.append(constructing.get.remote(rank, step, prefetch))
             step += 1
         try:
-            batch = ray.get(coming.pop(0))
+            batch = ray.get(pending.pop(0))
         except ray.exceptions.RayError as exc:
             raise in_one_line(exc, wanted) from exc
         yield batch

@@ -44,7 +44,7 @@ def require_exact(what: str, errors: Sequence[float], dtype: str) -> float:
 def overlap_measures(
     whole_s: float, compute_s: float, transfer_s: float, *, chunks: int, error: float
 ) -> dict[str, float]:
-    """Return what is measured of a variant, with its bound: the longer part and a first chunk."""
+    """Return a variant's measures; its bound is the longer part and a first chunk."""
     bound_s = max(compute_s, transfer_s) + transfer_s / chunks
     return {
         "time_ns": whole_s * 1e9,
@@ -77,8 +77,8 @@ class Exchange:
 
     def random(self, *shape: int) -> Tensor:
         """Normal numbers, scaled so that products neither grow nor shrink."""
-        made: Tensor = torch.randn(*shape, device=self.device) / shape[-1] ** 0.5
-        return made.to(self.dtype)
+        numbers: Tensor = torch.randn(*shape, device=self.device) / shape[-1] ** 0.5
+        return numbers.to(self.dtype)
 
     def others(self) -> list[tuple[int, int]]:
         """(to whom, from whom) of each round: each rank begins with its neighbour."""
@@ -106,10 +106,10 @@ class Exchange:
 
     def by_rows(self) -> Order:
         """All chunks in the order of the rows, the own ones as one."""
-        found: Order = []
+        order: Order = []
         for owner in range(self.ranks):
-            found += [(owner, c) for c in ([None] if owner == self.rank else self.pieces)]
-        return found
+            order += [(owner, c) for c in ([None] if owner == self.rank else self.pieces)]
+        return order
 
     @property
     def ahead(self) -> bool:
@@ -150,18 +150,18 @@ class GatherMatmul(Exchange):
 
     def chunked(self, *, swizzle: bool) -> Tensor:
         """Each chunk as it comes, or as soon as it is made."""
-        coming: dict[tuple[int, int], list[dist.Work]] = {}
+        receives: dict[tuple[int, int], list[dist.Work]] = {}
         rounds = [(to, source, c) for c in self.pieces for to, source in self.others()]
         sent: list[dist.Work] = []
         for _, source, chunk in rounds if self.ahead else ():
-            coming[source, chunk] = self.post([(self.part(self.x, source, chunk), source)])
+            receives[source, chunk] = self.post([(self.part(self.x, source, chunk), source)])
         for to, source, chunk in rounds:
             sends = [(self.shard[chunk * self.step : (chunk + 1) * self.step], to)]
             if self.ahead:
                 sent += self.post((), sends)
             else:
                 into = self.part(self.x, source, chunk)
-                coming[source, chunk] = self.post([(into, source)], sends)
+                receives[source, chunk] = self.post([(into, source)], sends)
         # The own rows in one product, which is quicker than their chunks. Then each chunk as it
         # comes, of the nearest neighbour first; or all in the order of the rows.
         order: Order = [(self.rank, None), *((source, c) for _, source, c in rounds)]
@@ -169,7 +169,7 @@ class GatherMatmul(Exchange):
             order = self.by_rows()
         for owner, piece in order:
             rows = self.shard if piece is None else self.part(self.x, owner, piece)
-            for work in () if piece is None else coming[owner, piece]:
+            for work in () if piece is None else receives[owner, piece]:
                 work.wait()
             torch.mm(rows, self.w, out=self.part(self.y, owner, piece))
         for work in sent:
@@ -187,8 +187,8 @@ class GatherMatmul(Exchange):
         """One kernel: tiles of the product wait for the chunks that its other programs send."""
         from chopper.workloads.tiles import GatherProduct
 
-        whole = GatherProduct(order, self.shard, rows_per_chunk=self.step)
-        return lambda: whole(self.shard, self.w, self.y)
+        kernel = GatherProduct(order, self.shard, rows_per_chunk=self.step)
+        return lambda: kernel(self.shard, self.w, self.y)
 
     def compute(self) -> Tensor:
         """The product alone."""
@@ -204,9 +204,9 @@ class GatherMatmul(Exchange):
         self.shard.copy_(self.random(self.rows, self.k))
         self.x.fill_(float("nan"))  # what is not received must not pass for what is
         self.y.fill_(float("nan"))
-        whole = [torch.empty_like(self.shard) for _ in range(self.ranks)]
-        dist.all_gather(whole, self.shard)
-        expected = torch.cat(whole).double() @ self.w.double()
+        shards = [torch.empty_like(self.shard) for _ in range(self.ranks)]
+        dist.all_gather(shards, self.shard)
+        expected = torch.cat(shards).double() @ self.w.double()
         return float((run().double() - expected).norm() / expected.norm())
 
 
@@ -277,8 +277,8 @@ class MatmulScatter(Exchange):
         """One kernel: each tile is stored in the memory of its owner, which adds what comes."""
         from chopper.workloads.tiles import ProductScatter
 
-        whole = ProductScatter(order, self.y)
-        return lambda: whole(self.x, self.w, self.y)
+        kernel = ProductScatter(order, self.y)
+        return lambda: kernel(self.x, self.w, self.y)
 
     def _sum(self) -> Tensor:
         self.y.copy_(self.part(self.partial, self.rank))
@@ -297,8 +297,8 @@ class MatmulScatter(Exchange):
     def error(self, run: Operation) -> float:
         """Against float64 on fresh numbers, with every place poisoned before."""
         self.x.copy_(self.random(*self.x.shape))
-        for place in (self.partial, self.y, *self.incoming):
-            place.fill_(float("nan"))
+        for buffer in (self.partial, self.y, *self.incoming):
+            buffer.fill_(float("nan"))
         expected = self.x.double() @ self.w.double()
         dist.all_reduce(expected)
         mine = self.part(expected, self.rank)
@@ -329,7 +329,7 @@ class HostShards:
         self.reset()
 
     def reset(self, *, pulled: bool = False) -> None:
-        """Forget what was pulled; or have all of it here."""
+        """Clear the pulled chunks; with ``pulled``, copy all of them to the GPU."""
         self.a.fill_(float("nan"))
         first = 0 if pulled else self.chunks
         self.part(self.a, first, self.count).copy_(self.part(self.host, first, self.count))
@@ -381,8 +381,8 @@ class HostShards:
                 events.append(torch.cuda.Event())
                 events[-1].record(self.side)
         mine = [(self.chunks, self.count)]
-        others = [(chunk, chunk + 1) for chunk in range(self.chunks)]
-        for first, end in [*mine, *others] if swizzle else [*others, *mine]:
+        pulled = [(chunk, chunk + 1) for chunk in range(self.chunks)]
+        for first, end in [*mine, *pulled] if swizzle else [*pulled, *mine]:
             if first < self.chunks:
                 torch.cuda.current_stream().wait_event(events[first])
             torch.mm(self.part(self.a, first, end), self.w, out=self.part(self.out, first, end))
@@ -402,13 +402,13 @@ class HostShards:
             lanes=0,
             device=self.a.device,
         )
-        coming = turns(order, shards - 1, shards, self.per_shard, to=False)
+        order_of_pulls = turns(order, shards - 1, shards, self.per_shard, to=False)
         of = team(shards - 1, [self.a.data_ptr()] * shards, self.stops, self.a.device)
 
         def run() -> Tensor:
             self.side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side):
-                for shard, piece in coming:
+                for shard, piece in order_of_pulls:
                     chunk = shard * self.per_shard + piece
                     self.pull(chunk, chunk + 1)
                     self.raise_flag(chunk)

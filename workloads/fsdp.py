@@ -72,11 +72,11 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
     where = f"{experiment.plan.ranks} ranks on {experiment.plan.device}"
     faster = experiment.ratio("step_ns", "fsdp1", "fsdp2")
     if faster is not None:
-        own = (
+        step_ns = (
             experiment.value("median_step_ns", "fsdp1"),
             experiment.value("median_step_ns", "fsdp2"),
         )
-        untraced = own[0] / own[1] if own[0] and own[1] else None
+        untraced = step_ns[0] / step_ns[1] if step_ns[0] and step_ns[1] else None
         yield Headline.of(
             faster,
             system="FSDP",

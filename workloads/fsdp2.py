@@ -65,10 +65,12 @@ def sharded_model(
     precision = MixedPrecisionPolicy(
         param_dtype=getattr(torch, args.dtype), reduce_dtype=torch.float32
     )
-    place = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
+    offload_policy = (
+        CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
+    )
     for block in model.layers:
-        fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=place)
-    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=place)
+        fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload_policy)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload_policy)
 
     # Now each rank gives its own shards storage (on the host, where FSDP2 is to offload them), and
     # keeps its part of each initial value.
@@ -78,11 +80,11 @@ def sharded_model(
             for name, weight in module.named_parameters(recurse=False):
                 assert isinstance(weight, DTensor)
                 full_name = f"{module_name}.{name}"
-                whole = initial_value(
+                value = initial_value(
                     full_name, weight.shape, model.config, seed=args.seed, device=device
                 )
                 # All ranks made the same value, so none has to send it (src_data_rank=None).
-                weight.copy_(distribute_tensor(whole, mesh, weight.placements, src_data_rank=None))
+                weight.copy_(distribute_tensor(value, mesh, weight.placements, src_data_rank=None))
 
     return model, adamw(model)
 

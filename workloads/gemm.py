@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def calls_per_step(device: str, dtype: str, flop: int) -> int:
-    """Calls of a product of so many FLOP in each step after the measurement."""
+    """Count the calls of a product of ``flop`` FLOP in each step after the measurement."""
     budget = _STEP_FLOP.get(device, {}).get(_ELEMENT_BYTES[dtype], 0)
     return min(max(budget // flop, 1), _MOST_CALLS)
 

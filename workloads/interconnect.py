@@ -114,11 +114,11 @@ def ring_bytes(model: nn.Module, ranks: int, *, reductions: int = 1) -> float:
     Weights are gathered for forward, those of the blocks again for backward, gradients reduced and
     scattered: (n − 1) / n of the whole each, twice that by an all-reduce.
     """
-    whole = sum(p.numel() * p.element_size() for p in model.parameters())
-    dropped = sum(
+    weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    blocks_bytes = sum(
         p.numel() * p.element_size() for name, p in model.named_parameters() if "layers." in name
     )
-    return (ranks - 1) / ranks * ((1 + reductions) * whole + dropped)
+    return (ranks - 1) / ranks * ((1 + reductions) * weights_bytes + blocks_bytes)
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
@@ -172,14 +172,14 @@ def model() -> Iterator[Headline]:
     """Calculate the published rows by T = T_c + V/B, which needs no measurement."""
     # n = 16 ranks, 12e9 weights of 2 bytes, all-reduced by a ring; T_c from the faster row.
     volume_bytes = 2 * 15 / 16 * 2 * 12e9
-    for bytes_per_s, said, stated_s in (
+    for bytes_per_s, published, stated_s in (
         (1.25e9, "39.8 s/step over 10 GbE", 39.8),
         (400e9, "4.4 s/step over 8 × 400 Gb/s", 4.4),
     ):
         yield Headline(
             system="Interconnect",
             claim=f"12B fine-tune at {bytes_per_s / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
-            published=said,
+            published=published,
             unit="s",
             modelled=True,
             timed=False,

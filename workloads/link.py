@@ -51,8 +51,8 @@ def unavailable() -> str | None:
         check=False,
     )
     if tried.returncode:
-        said = (tried.stderr or tried.stdout).strip().splitlines() or ["no reason given"]
-        return f"no network namespace with a veth pair and a tbf queue here ({said[0]})"
+        lines = (tried.stderr or tried.stdout).strip().splitlines() or ["no reason given"]
+        return f"no network namespace with a veth pair and a tbf queue here ({lines[0]})"
     return None
 
 
@@ -91,7 +91,7 @@ def join(channel: socket.socket, rank: int) -> None:
 def connect(pids: tuple[int, int], channels: tuple[socket.socket, socket.socket]) -> None:
     """In the process that started the ranks: make the link when both are in their namespaces."""
     _meet(channels, b"1")
-    made = subprocess.run(
+    created = subprocess.run(
         [
             *("ip", "link", "add", INTERFACE, "netns", str(pids[0]), "type", "veth"),
             *("peer", "name", INTERFACE, "netns", str(pids[1])),
@@ -100,8 +100,8 @@ def connect(pids: tuple[int, int], channels: tuple[socket.socket, socket.socket]
         text=True,
         check=False,
     )
-    if made.returncode:
-        raise OSError(f"no link between the ranks: {made.stderr.strip()}")
+    if created.returncode:
+        raise OSError(f"no link between the ranks: {created.stderr.strip()}")
     _tell(channels, b"1")
     _meet(channels, b"2")
     _tell(channels, b"2")

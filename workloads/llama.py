@@ -178,7 +178,7 @@ def unbuilt(args: argparse.Namespace) -> Llama:
 
 
 def recompute(model: Llama) -> None:
-    """Have each block's forward run again in backward, instead of keeping what it needs."""
+    """Checkpoint each block: its forward runs again in backward."""
     for index, block in enumerate(model.layers):
         model.layers[index] = checkpoint_wrapper(block)
 

@@ -163,7 +163,7 @@ class Span(NamedTuple):
 
 
 def span_of(args: argparse.Namespace) -> Span:
-    """Count the steps of what loads; what is measured is whole rounds.
+    """Count the steps of a loader: warm-up, measured in full rounds, traced.
 
     A DataLoader hands batches out in order and asks a worker for another one when it does, so a
     round of batches comes at once. The first batch of each worker, and the stock that actors begin

@@ -164,9 +164,9 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
     dist.barrier()
     constructors = [actors.constructor(setup, ranks[0]) for ranks in ranks_of.values()]
     reader = rank - rank % args.tensor
-    coming: Iterator[Batch] = iter(())
+    batches: Iterator[Batch] = iter(())
     if reader == rank:
-        coming = actors.batches(
+        batches = actors.batches(
             constructors[setup.node_of(rank)],
             rank=rank,
             first=turn.first,
@@ -181,7 +181,7 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
         return draw.batch * draw.ranks * (step + min(stocks))
 
     try:
-        yield Feed(broadcast(coming, reader, args.tensor, turn.steps), loaded)
+        yield Feed(broadcast(batches, reader, args.tensor, turn.steps), loaded)
     except ChopperError:
         if started is not None:
             stop(started)
@@ -192,20 +192,20 @@ def batches_of_actors(args: argparse.Namespace, draw: Draw, turn: Turn) -> Itera
     dist.barrier()
 
 
-def broadcast(coming: Iterator[Batch], reader: int, ranks: int, steps: int) -> Iterator[Batch]:
+def broadcast(batches: Iterator[Batch], reader: int, ranks: int, steps: int) -> Iterator[Batch]:
     """Give what one rank reads to all of its tensor-parallel group: they need the same."""
     if ranks == 1:
-        return coming
+        return batches
     groups = [
         dist.new_group(list(range(first, first + ranks)))
         for first in range(0, dist.get_world_size(), ranks)
     ]
-    return _broadcast(coming, reader, groups[reader // ranks], steps)
+    return _broadcast(batches, reader, groups[reader // ranks], steps)
 
 
-def _broadcast(coming: Iterator[Batch], reader: int, group: Any, steps: int) -> Iterator[Batch]:
+def _broadcast(batches: Iterator[Batch], reader: int, group: Any, steps: int) -> Iterator[Batch]:
     for _ in range(steps):
-        held = [next(coming) if dist.get_rank() == reader else None]
+        held = [next(batches) if dist.get_rank() == reader else None]
         dist.broadcast_object_list(held, src=reader, group=group)
         assert held[0] is not None
         yield held[0]
@@ -236,7 +236,7 @@ class Window:
 
     @classmethod
     def now(cls, loaded: int) -> Window:
-        """Read the clocks, now that so many samples were loaded; two readings make a stretch."""
+        """Read the clocks and the count of loaded samples; two readings delimit a window."""
         here = psutil.Process()
         own_s = 0.0
         for process in (here, *here.children(recursive=True)):
@@ -342,10 +342,10 @@ class Trainer:
         self, feed: Feed, span: Span, began: float, labels: dict[str, int]
     ) -> list[list[Marked]]:
         """Train on all batches of a loader asked for at ``began``; returns each step's samples."""
-        seen: list[list[Marked]] = []
+        samples: list[list[Marked]] = []
         losses: list[float] = []
         window: Window | None = None
-        coming = iter(self.prof.watch(feed.batches))
+        batches = iter(self.prof.watch(feed.batches))
         for step in itertools.count():
             measured = step - span.warmup
             if measured == 0:
@@ -354,15 +354,15 @@ class Trainer:
                 window.end(self.now(feed, step))
                 self.report(window, self.memory(), losses[:8], labels)
                 window = None
-            asked = time.perf_counter()
-            batch = next(coming, None)
+            asked_s = time.perf_counter()
+            batch = next(batches, None)
             if batch is None:
                 break
-            waited_s = time.perf_counter() - asked
+            waited_s = time.perf_counter() - asked_s
             if step == 0:
                 self.prof.measure("first_batch_ns", (time.perf_counter() - began) * 1e9, **labels)
             compute_s, loss = self.step(batch)
-            seen.append(batch.marked())
+            samples.append(batch.marked())
             losses.append(loss)
             if window is not None:
                 window.add(batch, waited_s, compute_s)
@@ -370,7 +370,7 @@ class Trainer:
                 kill_a_loader()
             self.prof.step()
             self.progress.advance()
-        return seen
+        return samples
 
     def now(self, feed: Feed, step: int) -> Window:
         """Read the clocks at the same step on all ranks."""
@@ -389,7 +389,7 @@ class Trainer:
         return compute_s, loss.item()
 
     def memory(self) -> dict[str, int]:
-        """Proportional set size of what loads for this rank, by what it is."""
+        """Return the proportional set size of this rank's loading processes, by role."""
         out: Counter[str] = Counter()
         for child in psutil.Process().children(recursive=True):
             if child.pid not in self.others and (held := memory_bytes([child.pid])) > 0:
@@ -411,7 +411,7 @@ class Trainer:
         dist.all_gather_object(gathered, (window, memory, losses))
         if dist.get_rank():
             return
-        windows = [seen for seen, _, _ in gathered]
+        windows = [of_window for of_window, _, _ in gathered]
         ahead = self.args.variant not in WITH_ACTORS
         own_cpu_s = sum(window.own_cpu_s for window in windows)
         # The ranks of a tensor-parallel group train on the same.
@@ -448,22 +448,24 @@ class Checked:
         self._sections: dict[int, list[str]] = {}
         self._lost = self._twice = 0
 
-    def add(self, draw: Draw, first: int, seen: list[list[Marked]], labels: dict[str, int]) -> None:
+    def add(
+        self, draw: Draw, first: int, received: list[list[Marked]], labels: dict[str, int]
+    ) -> None:
         """Take in the samples of each step from ``first`` on, on this rank."""
         planner, contents = Planner(draw), without_latency(draw.sources)
-        plans = [planner.plan(first + at) for at in range(len(seen))]
+        plans = [planner.plan(first + at) for at in range(len(received))]
         # Each rank makes again what it should have been given.
         rank, tensor = divmod(dist.get_rank(), self._args.tensor)
         wanted = [contents.marked(plan.of(rank)) for plan in plans]
         gathered: list[Any] = [None] * dist.get_world_size()
         # The ranks of a tensor-parallel group train on the same.
-        dist.all_gather_object(gathered, None if tensor else (wanted, seen))
+        dist.all_gather_object(gathered, None if tensor else (wanted, received))
         gathered = [held for held in gathered if held is not None]
         if dist.get_rank():
             return
         lost = twice = 0
-        for at in range(len(seen)):
-            should = Counter(sample for asked, _ in gathered for sample in asked[at])
+        for at in range(len(received)):
+            should = Counter(sample for expected, _ in gathered for sample in expected[at])
             came = Counter(sample for _, got in gathered for sample in got[at])
             lost, twice = lost + (should - came).total(), twice + (came - should).total()
             step = first + at
@@ -481,8 +483,8 @@ class Checked:
         """Print them: of whole sections only, which are the same wherever a run begins and ends."""
         if dist.get_rank():
             return
-        whole = [s for s, steps in sorted(self._sections.items()) if len(steps) == SECTION_STEPS]
-        for section in whole:
+        sections = [s for s, steps in sorted(self._sections.items()) if len(steps) == SECTION_STEPS]
+        for section in sections:
             digest = hashlib.sha256("".join(self._sections[section]).encode()).hexdigest()[:16]
             first = section * SECTION_STEPS
             print(f"samples of steps {first:4d} to {first + SECTION_STEPS - 1:4d}: {digest}")

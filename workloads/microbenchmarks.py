@@ -1,4 +1,4 @@
-"""Sizes from small to large, and words about what is measured over them."""
+"""Sizes of a sweep, its memory, and the facts that its headlines name."""
 
 from __future__ import annotations
 

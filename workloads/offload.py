@@ -134,7 +134,7 @@ MIGRATED_BYTES = 256 << 20
 
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
-    """Memory of the most demanding variant; on CPUs, what is offloaded stays here."""
+    """Memory of the most demanding variant, with its offloaded part on CPUs."""
     from chopper.workloads import unified_memory
     from chopper.workloads.llama import SIZES
     from chopper.workloads.offload_memory import estimated
@@ -333,26 +333,34 @@ def keep_unified(prof: chopper.Profile, shared: Managed, device: torch.device) -
 
 
 def totals(
-    experiment: Experiment, measure: str, variant: str, categories: Iterable[str], place: str = ""
+    experiment: Experiment,
+    measure: str,
+    variant: str,
+    categories: Iterable[str],
+    location: str = "",
 ) -> tuple[float, ...]:
     """Sum a measure over places and categories, per repetition; empty where it was not measured."""
-    found = [
+    values_by_row = [
         row.values
         for row in experiment.rows
         if row.measure == measure
         and row.variant == variant
         and str((labels := dict(row.labels))["category"]) in categories
-        and place in ("", labels["place"])
+        and location in ("", labels["place"])
     ]
-    return tuple(sum(values) for values in zip(*found, strict=True))
+    return tuple(sum(values) for values in zip(*values_by_row, strict=True))
 
 
 def total(
-    experiment: Experiment, measure: str, variant: str, categories: Iterable[str], place: str = ""
+    experiment: Experiment,
+    measure: str,
+    variant: str,
+    categories: Iterable[str],
+    location: str = "",
 ) -> float | None:
     """Their mean over the repetitions; None where nothing was measured."""
-    found = totals(experiment, measure, variant, categories, place)
-    return fmean(found) if found else None
+    sums = totals(experiment, measure, variant, categories, location)
+    return fmean(sums) if sums else None
 
 
 def slowdown(experiment: Experiment, variant: str) -> Headline | None:

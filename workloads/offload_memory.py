@@ -281,41 +281,41 @@ def live(
 ) -> dict[str, Counter[str]]:
     """Category → kind of device → bytes of all storages that live, each once; others: buffers."""
     gc.collect()
-    found = {"weights": storages(weights)}
-    taken = set(found["weights"])
+    by_category = {"weights": storages(weights)}
+    taken = set(by_category["weights"])
     for category, tensors in (
         ("gradients", gradients),
         ("optimizer", states),
         ("staging", staging),
     ):
-        found[category] = {k: v for k, v in storages(tensors).items() if k not in taken}
-        taken |= set(found[category])
+        by_category[category] = {k: v for k, v in storages(tensors).items() if k not in taken}
+        taken |= set(by_category[category])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # objects that answer isinstance with a warning
         everything = storages(o for o in gc.get_objects() if isinstance(o, Tensor))
-    found["buffers"] = {k: v for k, v in everything.items() if k not in taken}
-    sums: dict[str, Counter[str]] = {category: Counter() for category in found}
-    for category, of in found.items():
+    by_category["buffers"] = {k: v for k, v in everything.items() if k not in taken}
+    sums: dict[str, Counter[str]] = {category: Counter() for category in by_category}
+    for category, of in by_category.items():
         for (kind, _), size in of.items():
             sums[category][kind] += size
     return sums
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[tuple[str, int], int]:
-    """Kind of device and address → bytes of each storage that tensors lie in."""
-    found: dict[tuple[str, int], int] = {}
+    """Map (kind of device, address) to the bytes of each storage of the tensors."""
+    sizes_bytes: dict[tuple[str, int], int] = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if local.layout is not torch.strided or local.device.type == "meta" or is_fake(local):
             continue
         storage = local.untyped_storage()
         if storage.nbytes():
-            found[local.device.type, storage.data_ptr()] = storage.nbytes()
-    return found
+            sizes_bytes[local.device.type, storage.data_ptr()] = storage.nbytes()
+    return sizes_bytes
 
 
 class UpdateClock:
-    """Time that the optimizer itself takes: of the updates, not of what is gathered around them."""
+    """Time of the optimizer's own updates, without gathering weights around them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.taken_ns = 0
@@ -345,7 +345,7 @@ def keep_memory(
     saving: Saver,
     device: torch.device,
 ) -> None:
-    """Measure what lives at the update, what lived at backward, and what was predicted."""
+    """Measure memory at the update and activations at backward, beside the prediction."""
     placement, ranks = PLACEMENTS[args.variant], dist.get_world_size()
     live_bytes = live(trainer.weights(), trainer.gradients(), trainer.states(), trainer.staging())
     if dist.get_rank():
@@ -401,10 +401,10 @@ def kept_bytes(args: argparse.Namespace, placement: Placement, device: torch.dev
     """
     alone = replace(placement, strategy="ddp", on_host=frozenset(), on_disk=False)
     precision = formulas.precision_of(placement, args.dtype)
-    said = estimated(args, alone, 1, device.type, precision)
+    memory = estimated(args, alone, 1, device.type, precision)
     logits = 4 * args.batch * args.sequence * SIZES[args.size].vocabulary_count
-    kept: int = said.phases_bytes["loss"] - said.steady_bytes - logits
-    return kept
+    activations: int = memory.phases_bytes["loss"] - memory.steady_bytes - logits
+    return activations
 
 
 def estimated(
@@ -422,10 +422,10 @@ def estimated(
     resident, inputs_bytes = config, 0
     if placement.on_disk:
         resident = msgspec.structs.replace(config, layers_count=min(2, config.layers_count))
-        others = config.layers_count - resident.layers_count
+        layers_on_disk = config.layers_count - resident.layers_count
         width = formulas.widths_of(placement, args.dtype, args.optimizer).compute
-        inputs_bytes = others * args.batch * args.sequence * config.width * width
-    found = estimated_memory(
+        inputs_bytes = layers_on_disk * args.batch * args.sequence * config.width * width
+    memory = estimated_memory(
         formulas.training(
             placement,
             resident,
@@ -440,7 +440,7 @@ def estimated(
         )
     )
     return msgspec.structs.replace(
-        found,
-        peak_bytes=found.peak_bytes + inputs_bytes,
-        allocated_bytes=found.allocated_bytes + inputs_bytes,
+        memory,
+        peak_bytes=memory.peak_bytes + inputs_bytes,
+        allocated_bytes=memory.allocated_bytes + inputs_bytes,
     )

@@ -112,12 +112,12 @@ class DeepSpeedTrainer(Trainer):
     def gradients(self) -> Iterable[Tensor]:
         """Whole ones, and this rank's partitions, on the device and for the host's update."""
         yield from super().gradients()
-        found = self.partitioned
-        for group in getattr(found, "averaged_gradients", {}).values():
+        optimizer = self.partitioned
+        for group in getattr(optimizer, "averaged_gradients", {}).values():
             yield from group or ()
         for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
-            yield from (p.grad for p in getattr(found, name, ()) if p.grad is not None)
-        flat = getattr(found, "grad_partitions_flat_buffer", None)
+            yield from (p.grad for p in getattr(optimizer, name, ()) if p.grad is not None)
+        flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
         yield from () if flat is None else (flat,)
 
     def states(self) -> Iterable[Tensor]:
@@ -195,7 +195,7 @@ class Slot:
         self.module = module
         self.layer = -1
         """Which is here; -1: none."""
-        self.whole = False
+        self.with_moments = False
         """Its moments are here, too."""
         self.arrival: Future[None] | None = None
         """Of what is here, when it comes from disk."""
@@ -230,10 +230,10 @@ class Slot:
         for (name, shape), part in zip(self.shapes.items(), pieces, strict=True):
             yield name, part.view(shape)
 
-    def view(self, *, whole: bool) -> memoryview:
+    def view(self, *, with_moments: bool) -> memoryview:
         """The part that is transferred: weights with moments, or weights alone."""
         piece: memoryview = self.piece.numpy().data
-        return piece[: None if whole else self.weights_bytes]
+        return piece[: None if with_moments else self.weights_bytes]
 
     def to_device(self) -> None:
         """Copy the weights there; the piece may be written again when it returns."""
@@ -324,8 +324,8 @@ class StreamedTrainer(Trainer):
                 slot = self._slots[layer % 2]
                 self._wait(1)
                 fill(slot, f"layers.{layer}.")
-                slot.layer, slot.whole = layer, False
-                self._submit(self.store.write, layer, whole=False)
+                slot.layer, slot.with_moments = layer, False
+                self._submit(self.store.write, layer, with_moments=False)
         self._wait()
         self.store.written_bytes = 0
 
@@ -338,7 +338,7 @@ class StreamedTrainer(Trainer):
                 self.config, tokens.shape[1], device=tokens.device, dtype=x.dtype
             )
             for layer in range(self.config.layers_count):
-                block = self._loaded(layer, layer + 1, whole=False).module
+                block = self._loaded(layer, layer + 1, with_moments=False).module
                 self._inputs.append(x)
                 x = block(x, *self._tables)
         self.kept_bytes = sum(each.nbytes for each in self._inputs)
@@ -353,13 +353,13 @@ class StreamedTrainer(Trainer):
         gradient = self._last.grad
         del self._last
         for layer in reversed(range(self.config.layers_count)):
-            slot = self._loaded(layer, layer - 1, whole=True)
+            slot = self._loaded(layer, layer - 1, with_moments=True)
             slot.ready()
             x = self._inputs.pop().requires_grad_()
             slot.module(x, *self._tables).backward(gradient)
             gradient = x.grad
             self._update(slot)
-            self._submit(self.store.write, layer, whole=True)
+            self._submit(self.store.write, layer, with_moments=True)
         self._llama.embedding(self._tokens).backward(gradient)
         self._update(self._ends)
         self._ends.to_device()
@@ -393,34 +393,34 @@ class StreamedTrainer(Trainer):
         self.optimizer.step()
         slot.flat.grad = None
 
-    def _loaded(self, layer: int, following: int, *, whole: bool) -> Slot:
+    def _loaded(self, layer: int, following: int, *, with_moments: bool) -> Slot:
         """Return the slot that holds a layer; the following one is read meanwhile."""
-        self._read(layer, whole=whole)
+        self._read(layer, with_moments=with_moments)
         slot = self._slots[layer % 2]
         if slot.arrival is not None:
             slot.arrival.result()
         slot.to_device()
         if 0 <= following < self.config.layers_count:
-            self._read(following, whole=whole)
+            self._read(following, with_moments=with_moments)
         return slot
 
-    def _read(self, layer: int, *, whole: bool) -> None:
+    def _read(self, layer: int, *, with_moments: bool) -> None:
         slot = self._slots[layer % 2]
-        if slot.layer != layer or slot.whole < whole:
-            slot.layer, slot.whole = layer, whole
-            slot.arrival = self._submit(self.store.read, layer, whole=whole)
+        if slot.layer != layer or slot.with_moments < with_moments:
+            slot.layer, slot.with_moments = layer, with_moments
+            slot.arrival = self._submit(self.store.read, layer, with_moments=with_moments)
 
     def _submit(
-        self, transfer: Callable[[memoryview, int], None], layer: int, *, whole: bool
+        self, transfer: Callable[[memoryview, int], None], layer: int, *, with_moments: bool
     ) -> Future[None]:
         """Queue a transfer of a layer: one after the other, in this order."""
         slot = self._slots[layer % 2]
-        piece, at = slot.view(whole=whole), layer * slot.whole_bytes
+        piece, at = slot.view(with_moments=with_moments), layer * slot.whole_bytes
         self._under_way.append(self._worker.submit(transfer, piece, at))
         return self._under_way[-1]
 
     def _wait(self, but: int = 0) -> None:
-        """Wait for the transfers, but for the last so many."""
+        """Wait for all transfers but the last ``but``."""
         while len(self._under_way) > but:
             self._under_way.pop(0).result()
 

@@ -206,8 +206,8 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
     runs: dict[tuple[str, str], Callable[[], object]] = {}
     for name, problem in problems.items():
         run = exchange.operation(problem, args.variant, KERNELS.get(args.variant))
-        found = [problem.error(run) for _ in range(CHECKED)]
-        errors[name] = exchange.require_exact(f"{name} {args.variant}", found, args.dtype)
+        relative_errors = [problem.error(run) for _ in range(CHECKED)]
+        errors[name] = exchange.require_exact(f"{name} {args.variant}", relative_errors, args.dtype)
         problem.transfer()  # no row is poison any more: a product's time may depend on data
         runs[name, "all"] = run
         runs[name, "compute"], runs[name, "transfer"] = problem.compute, problem.transfer
@@ -224,11 +224,11 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
         if link_bits_per_s is not None:
             prof.measure("link_bytes_per_s", link_bits_per_s / 8)
         for name, error in errors.items() if dist.get_rank() == 0 else ():
-            whole, compute, transfer = (
+            total, compute, transfer = (
                 times[name, part] for part in ("all", "compute", "transfer")
             )
             measures = exchange.overlap_measures(
-                whole.time_s,
+                total.time_s,
                 compute.time_s,
                 transfer.time_s,
                 chunks=problems[name].chunks,
@@ -236,9 +236,9 @@ def measure(args: argparse.Namespace, device: torch.device, link_bits_per_s: int
             )
             if device.type == "cpu":
                 # What chunks and a transfer beside the product cost is in this, not in the bound.
-                cores_s = whole.time_s * torch.get_num_threads()
-                measures["core_time_ns"] = whole.core_s * 1e9
-                measures["cores_busy_ratio"] = whole.core_s / cores_s
+                cores_s = total.time_s * torch.get_num_threads()
+                measures["core_time_ns"] = total.core_s * 1e9
+                measures["cores_busy_ratio"] = total.core_s / cores_s
             for measure_name, value in measures.items():
                 prof.measure(measure_name, value, operation=name)
 
@@ -307,7 +307,7 @@ _CLAIMS = (
 def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Hold overlap against one after the other, the library, and without the swizzle."""
     for operation in ("all_gather_matmul", "matmul_reduce_scatter"):
-        for variant, against, claim, said in _CLAIMS:
+        for variant, against, claim, published in _CLAIMS:
             claim = f"{operation.replace('_', ' ')}: {claim}"
             faster = experiment.ratio("time_ns", against, variant, operation=operation)
             configuration = faster and _configuration(experiment, variant, operation)
@@ -324,8 +324,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
                 why=why,
                 system="Triton-distributed",
                 claim=claim,
-                published=said,
-                primary=said,
+                published=published,
+                primary=published,
                 most=2.0 if against == "sequential" else None,
                 bound="one after the other takes at most twice the longer of the two",
                 configuration=configuration or "",

@@ -68,7 +68,7 @@ class Placement:
         return int(self.strategy[-1]) if self.deepspeed else 3 if "fsdp" in self.strategy else 0
 
     def of(self, category: str) -> Literal["device", "host", "disk"]:
-        """Place that a category lies in."""
+        """Return the place of a category."""
         if self.on_disk and category in STATES:
             return "disk"
         return "host" if category in self.on_host else "device"
@@ -161,12 +161,12 @@ def states_bytes(placement: Placement, width: Widths, ranks: int) -> dict[str, f
 
 
 def disk_bytes(placement: Placement, width: Widths, layers_count: int) -> int:
-    """Bytes that layers of so many weights take on disk."""
+    """Bytes on disk of layers with ``layers_count`` weights in all."""
     return (width.weight + width.moments) * layers_count if placement.on_disk else 0
 
 
 def scratch_of(directory: str | None) -> Path:
-    """Return the directory for what is on disk: the one named, else the system's (TMPDIR)."""
+    """Return the named directory for layers on disk, or the system's (TMPDIR)."""
     return Path(directory or tempfile.gettempdir())
 
 

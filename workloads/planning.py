@@ -132,7 +132,7 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
         length = int(lengths[document])
         if length > capacity:
             raise ValueError(f"a document of {length} tokens does not fit into {capacity}")
-        row = next((r for r, left in enumerate(free) if length <= left), len(rows))
+        row = next((r for r, free_tokens in enumerate(free) if length <= free_tokens), len(rows))
         if row == len(rows):
             rows.append([])
             free.append(capacity)
@@ -234,7 +234,7 @@ class Draw:
 
     @property
     def digest(self) -> str:
-        """Text that tells what is drawn from what else could be."""
+        """Hash of the draw: sources, batch, ranks and seed."""
         drawn = (
             [(s.name, s.groups, s.weight) for s in self.sources],
             (self.batch, self.ranks, self.seed),
@@ -303,7 +303,7 @@ class Planner:
         return known, self._kept[known]
 
     def _go_to(self, step: int) -> None:
-        """Count what was drawn before a step, from the nearest one before that is known."""
+        """Count the samples drawn before a step, from the nearest known step before it."""
         if not self._step <= step < self._step + _KEPT_STEPS:
             self._step, self._positions = self.kept(step)
         while self._step < step:
@@ -320,10 +320,12 @@ class Planner:
         source = rng.choice(len(weights), size=self._count, p=weights)
         while (over := occurrence(source) >= limits[source]).any():
             full = np.bincount(source[~over], minlength=len(limits)) >= limits
-            left = np.where(full, 0.0, weights)
-            if not left.sum():
-                left = np.where(full, 0.0, 1.0)
-            source[over] = rng.choice(len(left), size=int(over.sum()), p=left / left.sum())
+            weights_left = np.where(full, 0.0, weights)
+            if not weights_left.sum():
+                weights_left = np.where(full, 0.0, 1.0)
+            source[over] = rng.choice(
+                len(weights_left), size=int(over.sum()), p=weights_left / weights_left.sum()
+            )
         return source
 
     def _shuffled(self, source: int, position: Ints) -> Ints:
@@ -384,7 +386,7 @@ class Checkpoint:
         return end
 
     def write(self, step: int, positions: Ints) -> None:
-        """Append what was drawn up to a step; nothing where that is known."""
+        """Append the samples drawn up to a step, unless they are already recorded."""
         if step <= self._last:
             return
         before = self.positions.get(self._last)

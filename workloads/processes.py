@@ -132,27 +132,27 @@ def _environment(
     base: Mapping[str, str], rank: int, ranks: int, store: socket.socket | None
 ) -> dict[str, str]:
     # A torchrun around all this would be asked for its store, and counts restarts of its own.
-    found = {name: v for name, v in base.items() if not name.startswith("TORCHELASTIC_")}
-    found |= {
+    env = {name: v for name, v in base.items() if not name.startswith("TORCHELASTIC_")}
+    env |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
     }
     if store is None:  # in namespaces of their own, where nobody else listens
-        found |= {"MASTER_ADDR": link.ADDRESSES[0], "MASTER_PORT": "29500"}
-        found["GLOO_SOCKET_IFNAME"] = link.INTERFACE
+        env |= {"MASTER_ADDR": link.ADDRESSES[0], "MASTER_PORT": "29500"}
+        env["GLOO_SOCKET_IFNAME"] = link.INTERFACE
     else:
         address, port = store.getsockname()
-        found |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        found[STORE_VARIABLE] = str(store.fileno())
+        env |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        env[STORE_VARIABLE] = str(store.fileno())
         # Nobody on the network has to reach the ranks of one host. The user's own choice stands.
         for library in ("GLOO", "NCCL"):
-            found.setdefault(f"{library}_SOCKET_IFNAME", _LOOPBACK)
+            env.setdefault(f"{library}_SOCKET_IFNAME", _LOOPBACK)
     # Torch warns, with its stack, of each peer that has gone, and of a link's addresses, which
     # nobody names.
-    found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return found
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    return env
 
 
 def _listening_on_loopback() -> socket.socket:

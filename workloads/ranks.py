@@ -1,4 +1,4 @@
-"""What a rank of a workload needs: its device, the group of all ranks, and a line of progress."""
+"""A workload's rank: choice of its device, process group of all ranks, lines of progress."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ PROGRESS_S = 5.0
 """Time between two lines of progress."""
 
 
-def choose_device(asked: str, *, local_ranks: int) -> tuple[str, str]:
+def choose_device(requested: str, *, local_ranks: int) -> tuple[str, str]:
     """Choose the kind of device for ``local_ranks`` ranks on this host, and say why.
 
     Raises:
         ValueError: GPUs were asked for, and there is not one for each.
     """
     gpus = torch.cuda.device_count()
-    found = f"{gpus} GPU{'' if gpus == 1 else 's'} visible to torch {torch.__version__}"
-    if asked == "cpu":
+    visible = f"{gpus} GPU{'' if gpus == 1 else 's'} visible to torch {torch.__version__}"
+    if requested == "cpu":
         return "cpu", "requested"
     if gpus >= local_ranks:
-        return "cuda", f"{found}, one for each of {local_ranks} ranks"
+        return "cuda", f"{visible}, one for each of {local_ranks} ranks"
     need = f"{local_ranks} ranks need {local_ranks} GPUs"
     if local_ranks == 1:
         need = "a rank needs a GPU"
-    if asked == "cuda":
-        raise ValueError(f"{need}, found {found}: ask for fewer ranks, or for --device cpu")
-    return "cpu", f"{found}, {need}"
+    if requested == "cuda":
+        raise ValueError(f"{need}, found {visible}: ask for fewer ranks, or for --device cpu")
+    return "cpu", f"{visible}, {need}"
 
 
-def own_device(asked: str) -> torch.device:
+def own_device(requested: str) -> torch.device:
     """The device of this rank, or of the only process, that ``choose_device`` chose."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    kind, _ = choose_device(asked, local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    kind, _ = choose_device(requested, local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if kind == "cpu":
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)
@@ -77,12 +77,12 @@ def join_group(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def joined(asked: str, *, prog: str) -> Iterator[torch.device]:
+def joined(requested: str, *, prog: str) -> Iterator[torch.device]:
     """The device of this rank, inside a process group of all of them; ``prog`` is the workload."""
     # torchrun starts one process per rank and says in the environment which one this is.
     if "LOCAL_RANK" not in os.environ:
         raise SystemExit(f"{prog}: start it with `chopper bench {prog}` or through torchrun")
-    device = own_device(asked)
+    device = own_device(requested)
     join_group(device)
     try:
         yield device
@@ -110,5 +110,5 @@ class Progress:
         if os.environ.get("RANK", "0") == "0":
             left_s = (now_s - self._began_s) / self.done * (self.total - self.done)
             # Of the first parts alone, what it took to begin would be multiplied.
-            left = f", about {left_s:.0f} s left" if 20 * self.done >= self.total else ""
-            print(f"{self.unit} {self.done} of {self.total}{left}", flush=True)
+            remaining = f", about {left_s:.0f} s left" if 20 * self.done >= self.total else ""
+            print(f"{self.unit} {self.done} of {self.total}{remaining}", flush=True)

@@ -63,7 +63,7 @@ _NORMALS_COUNT = 4099
 
 
 class SourceError(ChopperError):
-    """A source did not give what it was asked for; the message names it and the sample."""
+    """A document could not be read; the message names the source and the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class RankLost(RuntimeError):
 
 
 class Place(NamedTuple):
-    """Shape and data type of what is received in one step."""
+    """Shape and data type of the data received in one step."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -93,8 +93,8 @@ class SymmetricMemory:
         """int32 [ranks, signals]: step of which each part of each rank has come."""
         self.signals.fill_(first_step)
         self._offsets, end = {}, signalled.size_bytes
-        for name, place in places.items():
-            self._offsets[name], end = end, end + 2 * place.size_bytes
+        for name, buffer in places.items():
+            self._offsets[name], end = end, end + 2 * buffer.size_bytes
         stops = torch.zeros(2, dtype=torch.int32)
         self._stops = stops if on_host else stops.pin_memory()  # the host writes, the kernel reads
         self.team = team(self.rank, [m.data_ptr() for m in self.memories], self._stops, device)
@@ -108,13 +108,13 @@ class SymmetricMemory:
 
     def __getitem__(self, name: str) -> Tensor:
         """Own memory of a place, where this step's data come."""
-        place = self._places[name]
-        return self._view(self._offsets[name] + self.step % 2 * place.size_bytes, place)
+        buffer = self._places[name]
+        return self._view(self._offsets[name] + self.step % 2 * buffer.size_bytes, buffer)
 
-    def _view(self, offset_bytes: int, place: Place) -> Tensor:
-        size_bytes = math.prod(place.shape) * place.dtype.itemsize
-        own = self.memories[self.rank][offset_bytes : offset_bytes + size_bytes]
-        return own.view(place.dtype).view(place.shape)
+    def _view(self, offset_bytes: int, buffer: Place) -> Tensor:
+        size_bytes = math.prod(buffer.shape) * buffer.dtype.itemsize
+        memory = self.memories[self.rank][offset_bytes : offset_bytes + size_bytes]
+        return memory.view(buffer.dtype).view(buffer.shape)
 
     @contextlib.contextmanager
     def next_step(self) -> Iterator[int]:
@@ -143,12 +143,12 @@ class SymmetricMemory:
     def missing(self) -> dict[int, int]:
         """Count for each rank the signals that this step still waits for."""
         if self.device.type == "cpu":
-            seen = self.signals.clone()
+            signals = self.signals.clone()
         else:  # not behind the kernel that waits for them
             side = torch.cuda.Stream(self.device)
             with torch.cuda.stream(side):
-                seen = self.signals.cpu()
-        behind = (seen - self.step < 0).sum(dim=1).tolist()
+                signals = self.signals.cpu()
+        behind = (signals - self.step < 0).sum(dim=1).tolist()
         return {rank: count for rank, count in enumerate(behind) if count and rank != self.rank}
 
     def gone(self) -> set[int]:
@@ -163,7 +163,7 @@ class SymmetricMemory:
         self._stops[0] = 1
 
     def described(self, rank: int, gone: set[int], missing: int) -> str:
-        """Say of a rank what has not come from it."""
+        """Describe the missing signals of a rank."""
         state = "has ended" if rank in gone else "still runs"
         parts = f"{missing} of {self.signals.shape[1]} parts have not come"
         return f"rank {rank} (process {self._pids[rank]}, which {state}): {parts}"
@@ -230,8 +230,8 @@ def _mapped(size_bytes: int, _device: torch.device) -> list[Tensor]:
         places = [""] * dist.get_world_size()
         dist.all_gather_object(places, f"/proc/{os.getpid()}/fd/{mine}")
         memories = []
-        for place in places:
-            descriptor = os.open(place, os.O_RDWR)
+        for path in places:
+            descriptor = os.open(path, os.O_RDWR)
             try:
                 memories.append(mmap.mmap(descriptor, size_bytes))
             finally:

@@ -90,9 +90,9 @@ def visits(order: Order, rank: int, ranks: int, tiles: int, *, own_first: bool) 
     """
     if order == "rows":
         return [(owner, tile) for owner in range(ranks) for tile in range(tiles)]
-    own = [(rank, tile) for tile in range(tiles)]
-    others = turns(order, rank, ranks, tiles, to=not own_first)
-    return own + others if own_first else others + own
+    own_tiles = [(rank, tile) for tile in range(tiles)]
+    other_tiles = turns(order, rank, ranks, tiles, to=not own_first)
+    return own_tiles + other_tiles if own_first else other_tiles + own_tiles
 
 
 @triton.jit
@@ -419,9 +419,9 @@ class GatherProduct:
         blocks: Blocks | None = None,
     ) -> None:
         rows, device, of = len(shard), shard.device, dist.get_world_size()
-        place = Place((of, *shard.shape), shard.dtype)
+        buffer = Place((of, *shard.shape), shard.dtype)
         chunks = triton.cdiv(rows, rows_per_chunk)
-        self.memory = SymmetricMemory("all_gather_matmul", device, {"x": place}, signals=chunks)
+        self.memory = SymmetricMemory("all_gather_matmul", device, {"x": buffer}, signals=chunks)
         self.product = WaitingProduct(
             order,
             self.memory.rank,

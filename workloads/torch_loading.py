@@ -97,7 +97,7 @@ def torch_batches(
     """
     planned: deque[Plan] = deque()
 
-    def asked() -> Iterator[list[Sample]]:
+    def planned_samples() -> Iterator[list[Sample]]:
         for step in range(first, first + steps + workers * prefetch):
             planned.append(planner.plan(step))
             yield planned[-1].of(rank)
@@ -107,16 +107,16 @@ def torch_batches(
         warnings.filterwarnings("ignore", "This DataLoader will create")
         loader = DataLoader(
             dataset,
-            batch_sampler=asked(),
+            batch_sampler=planned_samples(),
             collate_fn=functools.partial(in_rows, width),
             num_workers=workers,
             worker_init_fn=dataset.open_all,
             prefetch_factor=prefetch,
             timeout=timeout_s,
         )
-        others = multiprocessing.active_children()
+        running = multiprocessing.active_children()
         batches = iter(loader)
-        started = [child for child in multiprocessing.active_children() if child not in others]
+        started = [child for child in multiprocessing.active_children() if child not in running]
     try:
         for step in range(first, first + steps):
             try:

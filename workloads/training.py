@@ -68,7 +68,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     from chopper.analyzers.estimates.training import Training
     from chopper.workloads.llama import SIZES
 
-    found = memory(
+    estimate = memory(
         Training(
             architecture=SIZES[args.size],
             batch_count=args.batch,
@@ -80,10 +80,10 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
             kernels="gpu" if device == "cuda" else "cpu",
         )
     )
-    count = found.parameters_count
+    count = estimate.parameters_count
     parameters = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
     return Needs(
-        memory_bytes=found.peak_bytes,
+        memory_bytes=estimate.peak_bytes,
         what=f"--size {args.size} ({parameters} parameters, batch {args.batch}, sequence "
         f"{args.sequence})",
         remedy="choose a smaller size, batch or sequence, or more GPUs",
@@ -192,10 +192,10 @@ def worst_loss_ratio(experiment: Experiment, variants: Sequence[str]) -> tuple[s
     far = []
     for variant in variants:
         for base in bases if variant in ran and variant != baseline else ():
-            found = experiment.find("loss", variant, **dict(base.labels))
+            row = experiment.find("loss", variant, **dict(base.labels))
             ratio = math.inf
-            if found is not None:
-                ratio = abs(found.estimate.value / base.estimate.value - 1)
+            if row is not None:
+                ratio = abs(row.estimate.value / base.estimate.value - 1)
             far.append((variant, ratio))
     return max(far, key=lambda pair: pair[1], default=None)
 
@@ -209,7 +209,7 @@ def loss_headline(
         return None
     variant, difference = worst
     tolerance = LOSS_TOLERANCES[str(experiment.plan.options.get("dtype") or "float32")]
-    kept = "kept" if difference <= tolerance else "exceeded"
+    verdict = "kept" if difference <= tolerance else "exceeded"
     known = math.isfinite(difference)
     why = f"{variant} has no loss at some steps: it was not a number, or the run ended earlier"
     return Headline(
@@ -220,5 +220,5 @@ def loss_headline(
         timed=False,
         ours=difference if known else None,
         why="" if known else why,
-        configuration=f"{variant}; {where}; tolerance {tolerance:g}: {kept}",
+        configuration=f"{variant}; {where}; tolerance {tolerance:g}: {verdict}",
     )

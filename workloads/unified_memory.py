@@ -41,7 +41,7 @@ _RUNTIMES = {
 
 
 class Unavailable(RuntimeError):
-    """This machine cannot give unified memory; the message says what it lacks."""
+    """Unified memory is not available; the message says why."""
 
 
 _ALIVE: list[object] = []
@@ -64,29 +64,29 @@ def compiler() -> str | None:
 
 def build(into: Path) -> Path:
     """Compile the allocator into a directory; no header or library of CUDA is needed."""
-    found = compiler()
-    if found is None:
+    cc = compiler()
+    if cc is None:
         raise Unavailable("no C compiler: install cc, or set CC")
     library = into / "managed.so"
-    words = [found, "-std=c11", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
+    words = [cc, "-std=c11", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise Unavailable(f"{SOURCE.name}: {found} fails: {said[-1]}")
+        errors = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise Unavailable(f"{SOURCE.name}: {cc} fails: {errors[-1]}")
     return library
 
 
 def load(library: Path, runtime: ctypes.CDLL, kind: str = "cuda") -> ctypes.CDLL:
     """The allocator, which takes its memory from this runtime."""
     _, allocate, free = _RUNTIMES[kind]
-    found = ctypes.CDLL(str(library))
-    found.chopper_managed_use.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    found.chopper_managed_use.restype = None
+    allocator = ctypes.CDLL(str(library))
+    allocator.chopper_managed_use.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    allocator.chopper_managed_use.restype = None
     for name in ("live_bytes", "peak_bytes"):
-        getattr(found, f"chopper_managed_{name}").restype = ctypes.c_int64
+        getattr(allocator, f"chopper_managed_{name}").restype = ctypes.c_int64
     functions = (getattr(runtime, name) for name in (allocate, free))
-    found.chopper_managed_use(*(ctypes.cast(f, ctypes.c_void_p) for f in functions))
-    return found
+    allocator.chopper_managed_use(*(ctypes.cast(f, ctypes.c_void_p) for f in functions))
+    return allocator
 
 
 def loaded_runtime(maps: str, kind: str) -> str | None:

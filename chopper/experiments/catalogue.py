@@ -46,9 +46,9 @@ def _declares(file: Path) -> bool:
 
 def find(name: str) -> Workload:
     """Look a workload up by name; UsageError where there is none."""
-    found = program(name) or program(one_of("workload", name, workloads()))
-    assert found is not None
-    return found.workload
+    declared = program(name) or program(one_of("workload", name, workloads()))
+    assert declared is not None
+    return declared.workload
 
 
 def options_of(name: str) -> tuple[Option, ...]:

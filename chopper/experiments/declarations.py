@@ -17,7 +17,7 @@ _MOST = 10**15
 """More than there are bytes in any memory; a product of some such numbers is still a number."""
 
 
-def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
+def _integer(least: int, most: int = _MOST) -> Callable[[str], int]:
     """Return what reads a whole number in a range, and refuses any other text in one line."""
 
     def read(text: str) -> int:
@@ -34,9 +34,9 @@ def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
     return read
 
 
-positive = _whole(1)
-not_negative = _whole(0)
-seed = _whole(0, 2**32 - 1)
+positive = _integer(1)
+not_negative = _integer(0)
+seed = _integer(0, 2**32 - 1)
 """A seed that every random generator takes."""
 
 

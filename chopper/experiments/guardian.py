@@ -1,4 +1,4 @@
-"""Process that brings back clocks and power caps when whoever set them is gone, however it ended.
+"""Process that restores clocks and power caps when the process that set them has ended.
 
     python fresh_python.py chopper.experiments.guardian LOCK
 
@@ -61,23 +61,23 @@ def guarded(knobs: Sequence[Knob], lock: Path) -> Iterator[None]:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(msgspec.json.encode([*knobs]) + b"\n")
             process.stdin.flush()
-        said = process.stdout.readline()
-        if said == _BUSY:
+        answer = process.stdout.readline()
+        if answer == _BUSY:
             raise OutputError(
                 f"{lock}: another sweep sets clocks of this machine; wait until it has ended"
             )
-        if said != _READY:
-            why = said.decode().strip() or "no process could guard it"
+        if answer != _READY:
+            why = answer.decode().strip() or "no process could guard it"
             raise ChopperError(f"nothing is set: {why}")
         yield
     finally:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        left = process.stdout.read().decode().strip()
+        problems = process.stdout.read().decode().strip()
         process.stdout.close()
         process.wait()
-        if left:
-            raise ChopperError(f"not all is as before: {left}")
+        if problems:
+            raise ChopperError(f"not all is as before: {problems}")
 
 
 def main(lock: Path) -> None:
@@ -94,8 +94,8 @@ def main(lock: Path) -> None:
     except BlockingIOError:
         _say(_BUSY)
         return
-    left = _state(os.read(held, 1 << 24))
-    problems = _undo(left)
+    remaining = _state(os.read(held, 1 << 24))
+    problems = _undo(remaining)
     if problems:
         _say(f"an earlier sweep was killed, and its settings stay: {problems}".encode() + b"\n")
         return
@@ -126,7 +126,7 @@ def _write(held: int, text: bytes) -> None:
 
 
 def _undo(knobs: Sequence[Knob]) -> str:
-    """Bring back what was before, the last first; returns what could not be, and why."""
+    """Restore the settings, the last first; return which failed, and why."""
     problems = []
     for knob in reversed(knobs):
         try:

@@ -44,25 +44,25 @@ def beyond(
     limit = _limit(value, bound.least, bound.most, lambda v: fmt.cell(measure, v))
     if limit is None:
         return None
-    shown, told = fmt.cell(measure, value), ", ".join(str(value) for _, value in labels)
+    text, label_text = fmt.cell(measure, value), ", ".join(str(value) for _, value in labels)
     return finding(
         "experiment.impossible",
-        what=f"{fmt.heading(measure)} of {variant}" + (f" ({told})" if told else ""),
+        what=f"{fmt.heading(measure)} of {variant}" + (f" ({label_text})" if label_text else ""),
         # Just beyond, it would read as the limit itself.
-        found=f"{value:.6g}" if f" {shown} is" in limit else shown,
+        found=f"{value:.6g}" if f" {text} is" in limit else text,
         limit=limit,
         why=bound.why,
     )
 
 
 def _limit(
-    value: float, least: float | None, most: float | None, shown: Callable[[float], str]
+    value: float, least: float | None, most: float | None, format_value: Callable[[float], str]
 ) -> str | None:
     """Return in words which limit a value is beyond; None where it is within both."""
     if least is not None and value < least - _ROUNDING * abs(least):
-        return f"at least {shown(least)} is possible"
+        return f"at least {format_value(least)} is possible"
     if most is not None and value > most + _ROUNDING * abs(most):
-        return f"at most {shown(most)} is possible"
+        return f"at most {format_value(most)} is possible"
     return None
 
 
@@ -78,8 +78,8 @@ def disturbances(other_cores: Mapping[str, float], machine_cores: int | None) ->
     run, cores = max(other_cores.items(), key=lambda item: item[1])
     if cores < tolerated_cores(machine_cores):
         return []
-    busy, told = "experiment.busy_machine", f"{cores:.1f}"
-    return [finding(busy, cores=told, machine_cores=machine_cores, run=run)]
+    busy, cores_text = "experiment.busy_machine", f"{cores:.1f}"
+    return [finding(busy, cores=cores_text, machine_cores=machine_cores, run=run)]
 
 
 def too_far_apart(spread_ratio: float | None) -> list[Finding]:
@@ -95,13 +95,15 @@ def beyond_limits(
 ) -> list[Finding]:
     """Return what says that a headline cannot be."""
 
-    def shown(value: float) -> str:
+    def format_value(value: float) -> str:
         return f"{value:.4g} {unit}".strip().replace(" ×", "×")
 
-    limit = _limit(value, least, most, shown)
+    limit = _limit(value, least, most, format_value)
     if limit is None:
         return []
-    return [finding("experiment.impossible", what="it", found=shown(value), limit=limit, why=why)]
+    return [
+        finding("experiment.impossible", what="it", found=format_value(value), limit=limit, why=why)
+    ]
 
 
 @dataclass(slots=True)
@@ -131,19 +133,19 @@ def others_while() -> Iterator[OtherPrograms]:
     import psutil
 
     def used() -> tuple[float, float]:
-        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        machine, process = psutil.cpu_times(), psutil.Process().cpu_times()
         idle_s = machine.idle + getattr(machine, "iowait", 0.0)
         # Linux counts a guest's time as user time, too.
         guests_s = getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
         return (
             sum(machine) - idle_s - guests_s,
-            own.user + own.system + own.children_user + own.children_system,
+            process.user + process.system + process.children_user + process.children_system,
         )
 
-    others = OtherPrograms()
-    began, (machine_before, own_before) = time.monotonic(), used()
-    yield others
-    machine, own = used()
-    taken_s = machine - machine_before - own + own_before
+    usage = OtherPrograms()
+    began, (machine_before_s, own_before_s) = time.monotonic(), used()
+    yield usage
+    machine_s, own_s = used()
+    taken_s = machine_s - machine_before_s - own_s + own_before_s
     # The two clocks tick apart, so that a quiet machine may seem to have used a little less.
-    others.cores = max(0.0, taken_s / (time.monotonic() - began))
+    usage.cores = max(0.0, taken_s / (time.monotonic() - began))

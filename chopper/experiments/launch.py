@@ -53,7 +53,7 @@ def is_program(name: str) -> bool:
 
 
 def runnable(command: Sequence[str]) -> tuple[str, ...]:
-    """Return a command that can be started: this Python runs a Python file that is no program.
+    """Return a command that can be started: a Python file without a shebang runs in this Python.
 
     Raises:
         CommandNotFound: there is no such program or file.
@@ -212,11 +212,11 @@ class _Job:
         """End what the command left running, politely first; what ran before it goes on."""
         import psutil
 
-        def left() -> list[psutil.Process]:
+        def remaining() -> list[psutil.Process]:
             return _descendants(self._others)
 
         # Ranks whose launcher was killed may be writing what they recorded.
-        _, alive = psutil.wait_procs(left(), timeout=_GRACE_S)
+        _, alive = psutil.wait_procs(remaining(), timeout=_GRACE_S)
         for how in (psutil.Process.terminate, psutil.Process.kill):
             if not alive:
                 break
@@ -224,7 +224,7 @@ class _Job:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     how(process)
             psutil.wait_procs(alive, timeout=_GRACE_S)
-            alive = left()
+            alive = remaining()
         if sys.platform != "linux" or not os.path.exists("/proc/self"):  # noqa: PTH110
             # Without a subreaper or a list of children, only their group is known.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -235,15 +235,15 @@ def _descendants(without: Collection[psutil.Process] = ()) -> list[psutil.Proces
     """Return what descends from this process, but for some and their descendants."""
     import psutil
 
-    found = []
+    children = []
     # Without /proc, they are reached through their group only.
     with contextlib.suppress(psutil.Error, OSError):
         for child in psutil.Process().children():
             if child not in without:
-                found.append(child)
+                children.append(child)
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    found += child.children(recursive=True)
-    return found
+                    children += child.children(recursive=True)
+    return children
 
 
 def _terminal() -> int | None:

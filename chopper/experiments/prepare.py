@@ -62,8 +62,8 @@ class Launch:
         module = (variant and variant.module) or self.workload.module
         words = [*self.words]
         if variant is not None:
-            own = ["--variant", variant.name] if variant.words is None else variant.words
-            words = [*own, *words]  # the user's come last, and win
+            variant_words = ["--variant", variant.name] if variant.words is None else variant.words
+            words = [*variant_words, *words]  # the user's come last, and win
         started = (str(os.getpid()), str(self.ranks), module, *words)
         return own_python("chopper.workloads.processes", *started)
 
@@ -108,7 +108,7 @@ def prepare(
     repeats: int | None = None,
     stacks: bool = False,
 ) -> Launch:
-    """Check a workload's options and this machine, and settle what was left open.
+    """Check a workload's options and this machine, and choose defaults.
 
     Args:
         name: of a workload.
@@ -126,15 +126,15 @@ def prepare(
     workload = find(name)
     _check_counts(workload, ranks, repeats)
     words = _words(workload, steps, options)
-    asked = _asked_variants(workload, variants, words)
+    requested = _asked_variants(workload, variants, words)
     parsed = workload.parse(words, parser=_Parser)
     _require_torch(workload)
     # What a workload needs depends on which of its variants run.
-    parsed.variants = tuple(variant.name for variant in asked)
+    parsed.variants = tuple(variant.name for variant in requested)
     ranks, device, notes, absent = _settle(workload, ranks, parsed)
     if device == "cpu":
-        absent |= {v.name: "needs a GPU, none is used here" for v in asked if v.needs_gpu}
-    present, left_out = _present(workload, asked, absent)
+        absent |= {v.name: "needs a GPU, none is used here" for v in requested if v.needs_gpu}
+    present, left_out = _present(workload, requested, absent)
     return Launch(
         workload=workload,
         ranks=ranks,
@@ -179,22 +179,22 @@ def _words(workload: Workload, steps: int | None, options: Sequence[str]) -> lis
 
 
 def _asked_variants(
-    workload: Workload, asked: str | None, words: Sequence[str]
+    workload: Workload, requested: str | None, words: Sequence[str]
 ) -> tuple[Variant, ...]:
     """The variants to run, in the order of their declaration, the baseline first."""
     if not workload.variants:
-        if asked is not None:
+        if requested is not None:
             raise UsageError(f"--variants: {workload.name} has no variants")
         return ()
     if any(word == "--variant" or word.startswith("--variant=") for word in words):
         raise UsageError("--variant: name those to run with --variants, before the --")
-    if asked is None:
+    if requested is None:
         return tuple(v for v in workload.variants if v.default)
-    if asked == "all":
+    if requested == "all":
         return workload.variants
     known = [v.name for v in workload.variants]
     kind = f"variant of {workload.name}"
-    names = {one_of(kind, part, known) for part in asked.strip(", ").split(",")}
+    names = {one_of(kind, part, known) for part in requested.strip(", ").split(",")}
     return tuple(v for v in workload.variants if v.name in names)
 
 

@@ -54,7 +54,7 @@ Value = tuple[str, str, Labels, float]
 
 
 class VariantPlan(msgspec.Struct, kw_only=True):
-    """One variant and what was recorded of it."""
+    """One variant and the names of its runs."""
 
     name: str
     summary: str
@@ -162,13 +162,13 @@ class Headline:
             ci95=None,
             spread_ratio=None,
             configuration="",
-            why="withheld: " + "; ".join(found.message for found in reasons),
-            withheld=tuple(found.code for found in reasons),
+            why="withheld: " + "; ".join(finding.message for finding in reasons),
+            withheld=tuple(finding.code for finding in reasons),
         )
 
     @property
     def ratio(self) -> float | None:
-        """Ours over what is stated."""
+        """Our number over the stated one; None if either is unknown."""
         return None if self.ours is None or not self.stated else self.ours / self.stated
 
     @property
@@ -283,25 +283,25 @@ class Experiment:
             return ()
         return self.program.workload.shown
 
-    def view_rows(self, shown: ShownView) -> tuple[Row, ...]:
+    def view_rows(self, columns_of: ShownView) -> tuple[Row, ...]:
         """Columns of a view, averaged over ranks and steps, for each variant; none: no rows."""
         measured = [
             (variant, column, (), value)
             for variant in self.variants
-            for column in shown.columns
-            for value in self.means(shown, column, variant)
+            for column in columns_of.columns
+            for value in self.means(columns_of, column, variant)
         ]
         return rows_of(measured, self.plan.baseline)
 
-    def means(self, shown: ShownView, column: str, variant: str) -> list[float]:
+    def means(self, columns_of: ShownView, column: str, variant: str) -> list[float]:
         """Mean of a view's column over ranks and steps, for each repetition of a variant."""
         of_repeats = []
-        for rows in self.view(shown.view, variant):
+        for rows in self.view(columns_of.view, variant):
             values = [
                 float(row[column])
                 for row in rows
                 if row.get(column) is not None
-                and (shown.where is None or row[shown.where[0]] == shown.where[1])
+                and (columns_of.where is None or row[columns_of.where[0]] == columns_of.where[1])
             ]
             if values:
                 of_repeats.append(fmean(values))
@@ -342,9 +342,9 @@ class Experiment:
             return {}
         base = _median_run(self.attributions[baseline])
         return {
-            name: compare(base, _median_run(found), allow_different=True)
-            for name, found in self.attributions.items()
-            if name != baseline and any(a.observed_ns for a in found)
+            name: compare(base, _median_run(runs), allow_different=True)
+            for name, runs in self.attributions.items()
+            if name != baseline and any(a.observed_ns for a in runs)
         }
 
     @cached_property
@@ -367,8 +367,8 @@ class Experiment:
             "measures": [_row_to_dict(row) for row in self.rows],
             "causes": [_row_to_dict(row) for row in self.causes],
             "views": {
-                shown.view: [_row_to_dict(row) for row in self.view_rows(shown)]
-                for shown in self.shown
+                columns_of.view: [_row_to_dict(row) for row in self.view_rows(columns_of)]
+                for columns_of in self.shown
             },
             "headlines": [headline_to_dict(h) for h in self.headlines],
             "findings": msgspec.to_builtins(self.findings),
@@ -491,10 +491,10 @@ def sorted_out(
         for bound in (*bounds, *natural_bounds(row.measure)):
             if bound.measure != row.measure:
                 continue
-            found = beyond(bound, row.variant, row.labels, row.estimate.value)
-            if found is not None:
+            finding = beyond(bound, row.variant, row.labels, row.estimate.value)
+            if finding is not None:
                 for measure in (row.measure, *bound.with_it):
-                    broken.setdefault((measure, row.variant, row.labels), found)
+                    broken.setdefault((measure, row.variant, row.labels), finding)
     if not broken:
         return tuple(rows), ()
     impossible = tuple(

@@ -106,7 +106,7 @@ def swept(experiment: Experiment, settings: Mapping[str, float], unit: str) -> S
         settings: name of each point → its setting.
     """
     points = [_point(experiment, name, value) for name, value in settings.items()]
-    notes = [*experiment.notes, *(found.message for found in experiment.findings)]
+    notes = [*experiment.notes, *(finding.message for finding in experiment.findings)]
     if all(point.power_w is None for point in points):
         notes.append("no power was sampled, so energy is unknown; `chopper doctor` says why")
     rows = [(point, experiment.find(STEP, point.name)) for point in points]
@@ -114,7 +114,7 @@ def swept(experiment: Experiment, settings: Mapping[str, float], unit: str) -> S
     facts: dict[str, Any] = {"sensitivity_ratio": None, "sensitivity_ci95": None, "r2_ratio": None}
     why = ""
     if experiment.disturbances:
-        why = "withheld: " + "; ".join(found.message for found in experiment.disturbances)
+        why = "withheld: " + "; ".join(finding.message for finding in experiment.disturbances)
     elif len({value for value, _ in pairs}) < 2:
         why = "steps were measured at fewer than two settings"
     else:
