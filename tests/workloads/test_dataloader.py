@@ -338,7 +338,7 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
     ("words", "message"),
     [
         (["--modality", "text", "--fault", "raises"], "--fault raises: is one of images"),
-        (["--loaders", "33"], "--loaders 33: at most one for each of --sources"),
+        (["--loaders", "33"], "--loaders 33: at most one for each of 32 sources"),
         (["--tensor", "3"], "--tensor 3: expected a divisor of the 2 ranks"),
         (["--fault", "killed-loader"], "loader actors only"),
         (["--longest", "2"], "a document has at least 8 tokens"),
