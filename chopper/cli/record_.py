@@ -345,9 +345,9 @@ def _summarize(run: m.RunManifest, path: Path, target_name: Path, code: int) -> 
 
     part = run.ranks[0]
     steps = recorded_steps(path / rank_dir_name(part.rank))
-    traced = steps.filter(steps["traced"])["number"].to_pylist()
-    if traced:
-        last = f"s {traced[0]} to {traced[-1]}" if len(traced) > 1 else f" {traced[0]}"
+    first, stop = part.traced_steps or (0, 0)
+    if first < stop:
+        last = f"s {first} to {stop - 1}" if stop - first > 1 else f" {first}"
         trace = f"step{last} traced"
     elif part.traces:
         trace = "a trace without whole steps"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from chopper.storage import clock
 from chopper.storage.manifest import Overhead
-from chopper.storage.streams import RowLog, StreamWriter, stream_batches
+from chopper.storage.streams import RowLog, StreamWriter
 
 Source = Literal["mark", "optimizer", "backward"]
 _Row = tuple[int, int, int, str, bool, bool, int | None]
@@ -54,7 +54,9 @@ class StepLog:
     def end(self, end_ns: int, *, traced: bool, profiled: bool, tokens: int | None = None) -> int:
         """End the step that runs; the next one begins there. Return its length, in ns.
 
-        Traced: the trace covers it. Profiled: a trace was being taken during some part of it.
+        Traced: a trace covers it, which may be lost or replaced yet: the manifest's
+        ``traced_steps`` says which steps the trace that is kept covers. Profiled: a trace was being
+        taken during some part of it.
         """
         assert self.source is not None
         length_ns = end_ns - self._start_ns
@@ -103,17 +105,10 @@ class StepLog:
         rows, self._rows = self._rows, []
         if rows and self._writer is not None:
             self._writer.write_rows(rows)
-            self._take_place()
+            if self._writer.path != self._target:
+                self._writer.path = self._writer.path.replace(self._target)
             self.written += len(rows)
         self._work.flush(self._flushed_ns)
-
-    def correct(self, steps: range, traced: bool) -> None:
-        """Say of ``steps`` whether the trace that is kept covers them."""
-        self._rows = [
-            (*row[:4], traced, *row[5:]) if row[0] in steps else row for row in self._rows
-        ]
-        if steps.start < min(steps.stop, self.written):
-            self._rewrite(steps, traced)
 
     def restart(self) -> None:
         """Forget all steps: they were parts of the first one, which runs still."""
@@ -124,7 +119,8 @@ class StepLog:
             self._micro_steps_ns += [self._first_ns] * self._counted
             self._counted = 0
         self.abandon()
-        self._writer = self._successor()
+        # Replaces the file that is there once steps are in it.
+        self._writer = StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
 
     def close(self) -> None:
         """Write what is left and end the file."""
@@ -145,31 +141,6 @@ class StepLog:
         overhead.per_step_ns = _median(self.own_costs_ns)
         overhead.traced_step_ns = _median(self._durations[True])
         overhead.untraced_step_ns = _median(self._durations[False])
-
-    def _successor(self) -> StreamWriter:
-        """A file beside the one that is there, which it replaces once steps are in it."""
-        return StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
-
-    def _take_place(self) -> None:
-        if self._writer is not None and self._writer.path != self._target:
-            self._writer.path = self._writer.path.replace(self._target)
-
-    def _rewrite(self, steps: range, traced: bool) -> None:
-        """Write the file anew, if it says otherwise of ``steps``; they may be millions."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        self.abandon()
-        batches = list(stream_batches(self._target.read_bytes()))
-        writer = self._successor()
-        for batch in batches:
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            number = columns["number"]
-            inside = pc.and_(pc.greater_equal(number, steps.start), pc.less(number, steps.stop))
-            columns["traced"] = pc.if_else(inside, pa.scalar(traced), columns["traced"])
-            writer.write(columns)
-        self._writer = writer
-        self._take_place()
 
 
 def _median(values: deque[int]) -> int | None:

@@ -317,6 +317,8 @@ class TraceWindows:
             self._begun = 0
             self._part.note("run.steps_recounted", why, severity="info")
         self._kept_steps = 0
+        if self._part.manifest.traced_steps is not None:
+            self._part.manifest.traced_steps = (0, 0)
 
     def finish(self) -> None:
         """End what runs, and keep it unless the trace on disk is better."""
@@ -336,7 +338,7 @@ class TraceWindows:
         if self._kept is None or whole_steps >= self._kept_steps:
             self._keep(capture)
         else:
-            self._drop(capture)
+            self._drop()
 
     def close(self) -> None:
         """At the recording's end."""
@@ -517,14 +519,12 @@ class TraceWindows:
 
     def _lose(self) -> None:
         """Forget the trace that is taken; its spans are left to its own thread."""
-        capture, self._capture = self._capture, None
-        assert capture is not None
+        self._capture = None
         self._end_watching()
         self._phases.lose_spans()
         if self._span is not None:
             self._lost_spans.append(self._span)
             self._span = None
-        self._log.correct(range(capture.window.begin, self._log.number), False)
 
     def _end_watching(self) -> None:
         self._annotator.remove()
@@ -555,9 +555,6 @@ class TraceWindows:
         window, log, manifest = capture.window, self._log, self._part.manifest
         stop = log.number if capture.until is None else capture.until
         first = window.start if stop > window.start else min(window.begin, stop)
-        if self._kept is not None:
-            log.correct(range(first), False)
-        log.correct(range(first, stop), True)
         self._kept, self._kept_steps = capture, stop - first
         samples = [] if self._stacks is None else self._stacks.take_rows()
         beside: tuple[tuple[str, Sequence[tuple[Any, ...]]], ...] = (
@@ -577,22 +574,21 @@ class TraceWindows:
                 severity="info",
             )
         manifest.traces = (written.name,)
-        manifest.traced_steps = (first, stop) if stop > first else None
+        manifest.traced_steps = (first, stop)
         manifest.steps_source = log.source
         environment.describe(manifest)
         log.flush()
         self._add_export_ns(began_ns)
         self._part.save()
 
-    def _drop(self, capture: _Capture) -> None:
+    def _drop(self) -> None:
         """Forget a trace that was ended."""
         self._trace.drop()
         self._annotator.take_rows()
-        self._log.correct(range(capture.window.begin, self._log.number), False)
 
     def _trace_again(self, capture: _Capture) -> None:
         """Forget a trace whose times are of no use, and plan another one where that is possible."""
-        self._drop(capture)
+        self._drop()
         window = capture.window
         again = ""
         if self._trace.left_open:

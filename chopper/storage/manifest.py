@@ -207,7 +207,10 @@ class RankManifest(msgspec.Struct, kw_only=True):
     clock_anchors: list[ClockAnchor] = []
     steps_source: str | None = None
     traced_steps: tuple[Integer, Integer] | None = None
-    """First step of the trace, and the one after its last; None where it covers no whole step."""
+    """First whole step of the trace, and the one after its last; equal without any.
+
+    None without a trace, and in an import.
+    """
     steps_count: Count | None = None
     """Steps that were seen; None in a recording that was never closed."""
     overhead: Overhead | None = None

@@ -251,7 +251,7 @@ def _windows_apart(parts: list[m.RankManifest]) -> list[m.Finding]:
     """Say which steps each rank traced, where they are not the same."""
     ranks: dict[tuple[int, int], list[int]] = {}
     for part in parts:
-        if part.traced_steps is not None:
+        if part.traced_steps is not None and part.traced_steps[0] < part.traced_steps[1]:
             ranks.setdefault(part.traced_steps, []).append(part.rank)
     if len(ranks) < 2:
         return []

@@ -204,4 +204,16 @@ def recorded_tables(path: Path, part: RankManifest) -> tuple[RankManifest, dict[
         if file.is_file():
             tables[name], finding = read_stream(file, name)
             findings += [] if finding is None else [finding]
+    if "step" in tables:
+        tables["step"] = _with_traced(tables["step"], part)
     return msgspec.structs.replace(part, findings=[*part.findings, *findings]), tables
+
+
+def _with_traced(step: pa.Table, part: RankManifest) -> pa.Table:
+    """Return STEP with the steps of the trace that was kept: a step ends before that is known."""
+    if part.traced_steps is None and part.traces:
+        return step  # an older manifest, or none that can be read: as it seemed when steps ended
+    first, stop = part.traced_steps or (0, 0)
+    number = step["number"]
+    traced = pc.and_(pc.greater_equal(number, first), pc.less(number, stop))
+    return with_column(step, "traced", traced)

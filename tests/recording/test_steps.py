@@ -528,25 +528,6 @@ def test_no_step_is_kept_in_memory(collect, monkeypatch):
     assert len(steps_of("run")) == 100
 
 
-def test_steps_on_disk_are_said_to_be_traced_and_not(tmp_path):
-    log = step_log.StepLog(tmp_path)
-    log.source = "mark"
-    log.begin()
-    for number in range(6):
-        log.end(10**18 + number, traced=False, profiled=False)
-        if number != 4:
-            log.flush()  # batches of one step, and one of two
-    log.correct(range(1, 3), True)
-    log.end(10**18 + 6, traced=False, profiled=False)
-    log.correct(range(2), False)
-    log.correct(range(4, 7), True)
-    log.close()
-    with pyarrow.ipc.open_stream(tmp_path / "step.arrow") as stream:
-        rows = stream.read_all().to_pylist()
-    assert [row["number"] for row in rows] == list(range(7))
-    assert [row["number"] for row in rows if row["traced"]] == [2, 4, 5, 6]
-
-
 def test_steps_stay_on_disk_until_those_that_replace_them_are(tmp_path):
     def on_disk():
         with pyarrow.ipc.open_stream(tmp_path / "step.arrow") as stream:
