@@ -97,7 +97,7 @@ def document(attribution: Attributed) -> dict[str, Any]:
     from chopper.reports.json import attribution_json
     from chopper.reports.story import Story
     from chopper.reports.verdict import verdict
-    from chopper.storage import processes
+    from chopper.storage.parts import further_processes
     from chopper.views import view
 
     replay = replay_or_reason(attribution)
@@ -109,7 +109,7 @@ def document(attribution: Attributed) -> dict[str, Any]:
         recoverable(attribution, replay),
         None if tried is None else to_json(tried.ranked),
         view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
-        processes.described(path) if path else (),
+        further_processes(path) if path else (),
         None if tried is None else dropped_json(tried),
         None if tried is None else tried.failed,
         None if tried is None else tried.pace,

@@ -11,7 +11,7 @@ import msgspec
 from chopper.attribution import Attribution, Recoverable
 from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES
-from chopper.storage.processes import SubRun
+from chopper.storage.parts import SubRun
 
 SCHEMA = "chopper.attribution/3"
 

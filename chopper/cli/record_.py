@@ -338,9 +338,8 @@ def _why_nothing(messages: _Messages, command_line: tuple[str, ...]) -> str:
 
 
 def _summarize(run: m.RunManifest, path: Path, target_name: Path, code: int) -> None:
-    from chopper.storage import processes
     from chopper.storage.layout import rank_dir_name
-    from chopper.storage.parts import recorded_steps
+    from chopper.storage.parts import other_processes, recorded_steps
     from chopper.wording import plural
 
     part = run.ranks[0]
@@ -355,8 +354,8 @@ def _summarize(run: m.RunManifest, path: Path, target_name: Path, code: int) -> 
         reports = [r.reason for r in part.collectors if r.name == "torch_trace" and r.reason]
         trace = ": ".join(["no trace", *reports])
     say(f"recorded {plural(len(run.ranks), 'rank')}, {plural(steps.num_rows, 'step')}, {trace}")
-    unfinished = processes.findings(path, target_name)
-    for finding in (*unfinished, *run.findings, *(f for p in run.ranks for f in p.findings)):
+    further = other_processes(path, target_name)
+    for finding in (*further, *run.findings, *(f for p in run.ranks for f in p.findings)):
         say(f"{finding.severity}: {finding.message}")
     for report in part.collectors:
         if report.status == "failed":

@@ -19,7 +19,6 @@ from chopper.hardware.launchers import job_name
 from chopper.quantities import digits
 from chopper.storage import clock, processes
 from chopper.storage import manifest as m
-from chopper.storage import process_identity as identity
 from chopper.storage.destination import (
     claim_file,
     is_own,
@@ -31,7 +30,7 @@ from chopper.storage.destination import (
 )
 from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run
-from chopper.storage.parts import restart_count
+from chopper.storage.parts import has_steps, restart_count
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -162,15 +161,15 @@ def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
     part = _part(info)
     with contextlib.ExitStack() as held:
         # Without the lock, the folder is still made by one process alone.
-        with contextlib.suppress(identity.HeldElsewhere):
-            lock = identity.locked(path / processes.LOCK, wait_s=processes.LOCK_WAIT_S)
+        with contextlib.suppress(processes.HeldElsewhere):
+            lock = processes.locked(path / processes.LOCK, wait_s=processes.LOCK_WAIT_S)
             held.enter_context(lock)
         force = force and not launched(path) and not _restarts()
         if force:
             try:
                 own = claim_file(path.resolve())
-                held.enter_context(identity.locked(own, wait_s=_COMMAND_WAIT_S))
-            except identity.HeldElsewhere:  # by a command, which decides about the run there
+                held.enter_context(processes.locked(own, wait_s=_COMMAND_WAIT_S))
+            except processes.HeldElsewhere:  # by a command, which decides about the run there
                 force = False
             else:
                 for line in recover(path):
@@ -182,10 +181,9 @@ def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
 
 
 def _part(info: RankInfo) -> m.RankManifest:
-    me = identity.identity_of(os.getpid())
     job = None
     if info.known:
-        job = job_name() or f"parent {identity.parent_identity()}"
+        job = job_name() or f"parent {processes.parent_identity()}"
     return m.RankManifest(
         rank=info.rank,
         world_size=info.world_size,
@@ -194,10 +192,8 @@ def _part(info: RankInfo) -> m.RankManifest:
         chopper_version=__version__,
         start_ns=clock.now_ns(),
         hostname=socket.gethostname(),
-        pid=me.pid,
-        process_started=me.started,
-        machine=me.machine,
         job=job,
+        **processes.identity_of(os.getpid())._asdict(),
         environment={
             name: os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT",) if name in os.environ
         },
@@ -228,8 +224,7 @@ def _choose(path: Path, part: m.RankManifest, *, force: bool) -> Claim:
     folder = path / rank_dir_name(part.rank)
     if part.job is None:
         apart = bool(recorded) or any(
-            _contemporary(f) and processes.has_steps(f) and not _own(other)
-            for f, other in folders.items()
+            _contemporary(f) and has_steps(f) and not _own(other) for f, other in folders.items()
         )
     else:
         apart = folder in recorded or not all(_same_job(part, folders[f]) for f in recorded)
@@ -285,10 +280,8 @@ def _same_job(part: m.RankManifest, other: m.RankManifest | None) -> bool:
 
 def _own(part: m.RankManifest | None) -> bool:
     """Return whether this process recorded a part, before."""
-    me = identity.identity_of(os.getpid())
-    return part is not None and me == identity.ProcessIdentity(
-        part.pid or 0, part.process_started, part.machine
-    )
+    me = processes.identity_of(os.getpid())
+    return part is not None and me == (part.pid, part.process_started, part.machine)
 
 
 def _contemporary(folder: Path) -> bool:
@@ -298,7 +291,7 @@ def _contemporary(folder: Path) -> bool:
     part = processes.part_of(folder)
     if part is None or part.end_ns is None or _own(part):
         return False
-    began_ns = identity.started_ns(os.getpid())
+    began_ns = processes.started_ns(os.getpid())
     return began_ns is None or part.end_ns > began_ns
 
 
@@ -336,8 +329,8 @@ def settled(path: Path) -> Path | None:
         OutputError: the run that was set aside cannot be put back.
     """
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(identity.HeldElsewhere):
-            held.enter_context(identity.locked(claim_file(path), wait_s=processes.LOCK_WAIT_S))
+        with contextlib.suppress(processes.HeldElsewhere):
+            held.enter_context(processes.locked(claim_file(path), wait_s=processes.LOCK_WAIT_S))
         old = left_aside(path)
         if old is None or (processes.recorders(path) and not replaces(path, old)):
             return None

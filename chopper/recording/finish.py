@@ -9,11 +9,10 @@ from pathlib import Path
 
 from chopper.errors import InputError, OutputError, RunFormatError
 from chopper.storage import manifest as m
-from chopper.storage import processes
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, sub_runs
-from chopper.storage.parts import of_all_ranks, read_parts, run_of_parts
-from chopper.storage.process_identity import HeldElsewhere, locked
+from chopper.storage.parts import of_all_ranks, read_parts, run_of_parts, yield_ranks
+from chopper.storage.processes import LOCK, LOCK_WAIT_S, HeldElsewhere, locked, recorders
 
 OF_WHOLE_RUN = frozenset(
     ("run.ranks_missing", "run.part_missing", "run.rank_died", "run.windows_apart")
@@ -36,15 +35,15 @@ def finalize(
     Raises:
         RunFormatError: no rank recorded anything.
     """
-    processes.yield_ranks(path)
+    yield_ranks(path)
     for inner in sub_runs(path):
-        if not processes.recorders(inner):
+        if not recorders(inner):
             with contextlib.suppress(RunFormatError, OutputError):
                 finalize(inner)
     with contextlib.ExitStack() as held:
         # Of several recorders of one job, each with its own ranks, the last says what there is.
         with contextlib.suppress(HeldElsewhere):
-            held.enter_context(locked(path / processes.LOCK, wait_s=processes.LOCK_WAIT_S))
+            held.enter_context(locked(path / LOCK, wait_s=LOCK_WAIT_S))
         parts, findings = read_parts(path, exit_code)
         if not parts:
             raise RunFormatError(

@@ -11,7 +11,7 @@ from chopper.storage import manifest as m
 from chopper.storage.files import check_links, inside, write_atomic
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
 from chopper.storage.parts import read_manifest
-from chopper.storage.process_identity import ProcessIdentity, runs
+from chopper.storage.processes import recorder_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,8 +114,7 @@ def _holders(run_by_path: Runs) -> tuple[dict[int, tuple[Path, m.RankManifest]],
     holders: dict[int, tuple[Path, m.RankManifest]] = {}
     findings: list[m.Finding] = []
     for path, part in _parts(run_by_path):
-        process = ProcessIdentity(part.pid or 0, part.process_started, part.machine)
-        if part.status == "running" and runs(process):
+        if part.status == "running" and recorder_runs(part):
             raise InputError(
                 f"{path}: process {part.pid} is recording into it ({rank_dir_name(part.rank)}); "
                 "gather when it has ended"

@@ -7,8 +7,7 @@ from typing import Literal
 
 from chopper.errors import ChopperError, say
 from chopper.storage import manifest as m
-from chopper.storage import processes
-from chopper.storage.parts import read_manifest
+from chopper.storage.parts import other_processes, read_manifest
 from chopper.wording import next_command, plural
 
 Status = Literal["complete", "interrupted", "failed"]
@@ -37,7 +36,7 @@ def ending(exc: BaseException | None) -> tuple[Status, str | None]:
 
 def announce(path: Path, shown: Path, part: m.RankManifest) -> None:
     """Say where the run of rank 0 is, what its findings warn of, and which collectors failed."""
-    others = processes.findings(path, shown)
+    others = other_processes(path, shown)
     whole = part.world_size == 1
     parts = read_manifest(path).ranks if whole else [part]
     steps = max((part.steps_count or 0) for part in parts)

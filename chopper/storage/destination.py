@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import shutil
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +31,8 @@ from chopper.storage.layout import (
     is_rank_dir,
     is_run,
 )
-from chopper.storage.process_identity import HeldElsewhere, locked
-from chopper.storage.processes import LOCK, content_of, may_replace, recorders
+from chopper.storage.parts import content_of, may_replace
+from chopper.storage.processes import LOCK, HeldElsewhere, locked, part_of, recorders
 from chopper.wording import some
 
 NOTES = ".hook-notes"
@@ -128,12 +129,8 @@ def _foreign_below(path: Path) -> list[str]:
 
 def _named_in(folder: Path) -> set[str]:
     """Return the files that the manifest of a rank's folder names."""
-    with contextlib.suppress(RunFormatError, OSError):
-        if is_rank_dir(folder):
-            return m.named_by(
-                m.decode_rank(read_bytes(folder / MANIFEST, error=RunFormatError), "")
-            )
-    return set()
+    part = part_of(folder) if is_rank_dir(folder) else None
+    return set() if part is None else m.named_by(part)
 
 
 def run_around(path: Path) -> Path | None:
@@ -212,14 +209,12 @@ def new_output(
         replace = check_output(path, force=force)
         run_dir = _real(path)
         existed = run_dir.is_dir()
-        old = working_dir(run_dir, "old") if replace else None
-        if old is not None:
-            try:
-                run_dir.replace(old)
-            except OSError as exc:
-                raise OutputError(
-                    f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
-                ) from exc
+        try:
+            old = set_aside(run_dir) if replace else None
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
+            ) from exc
         try:
             prepare_output(run_dir)
             if job is not None:
@@ -244,11 +239,7 @@ def _finish(path: Path, old: Path | None, *, existed: bool) -> str | None:
             _put_back(run_dir, None, existed=existed)
         return None
     if recorders(run_dir) and not replaces(run_dir, old):
-        visible = old.replace(_unused(run_dir, "before"))
-        return (
-            f"{path}: is still being recorded into, without a step so far; the run that was there "
-            f"is kept as {path.with_name(visible.name)}"
-        )
+        return f"{path}: is still being recorded into, without a step so far; " + _show(path, old)
     kept = settle(run_dir, old)
     return None if kept is None else no_step(path, path.with_name(kept.name))
 
@@ -328,6 +319,7 @@ def recover(path: Path) -> list[str]:
     """
     run_dir = _real(path)
     lines: list[str] = []
+    killed = "an earlier command was killed"
     if (unfinished := left_aside(run_dir, "new")) is not None:
         shutil.rmtree(unfinished, ignore_errors=True)
     if (moving := left_aside(run_dir, "moving")) is not None:
@@ -340,31 +332,33 @@ def recover(path: Path) -> list[str]:
             ) from exc
     old = left_aside(run_dir, "old")
     if old is not None and not recorders(run_dir):
-        if run_dir.is_dir() and holds_recording(run_dir) and not replaces(run_dir, old):
-            kept = settle(run_dir, old)
-            assert kept is not None
-            lines.append(
-                f"an earlier command was killed: {no_step(path, path.with_name(kept.name))}"
-            )
-        elif run_dir.exists() and (not run_dir.is_dir() or holds_recording(run_dir)):
-            try:
-                visible = old.replace(_unused(run_dir, "before"))
-            except OSError as exc:
-                raise OutputError(
-                    f"{old}: holds a run that was being replaced, and cannot be renamed "
-                    f"({reason_of(exc)}); move it away"
-                ) from exc
-            lines.append(
-                f"an earlier command was killed while it replaced {path}: the run that was there "
-                f"before is kept as {path.with_name(visible.name)}"
-            )
+        if run_dir.exists() and (not run_dir.is_dir() or replaces(run_dir, old)):
+            lines.append(f"{killed} while it replaced {path}: {_show(path, old)}")
+        elif (kept := settle(run_dir, old)) is not None:
+            lines.append(f"{killed}: {no_step(path, path.with_name(kept.name))}")
         else:
-            _put_back(run_dir, old)
             lines.append(
-                f"an earlier command was killed before it recorded anything: the run that it was "
-                f"to replace is back in {path}"
+                f"{killed} before it recorded anything: the run that it was to replace is back in "
+                f"{path}"
             )
+    # Versions without a lock had the host and the process in the name.
+    host = rf"\.{re.escape(run_dir.name)}\.{re.escape(socket.gethostname())}-\d+"
+    for earlier in [*run_dir.parent.glob(".*.old")]:
+        if re.fullmatch(host, earlier.stem) and _is_own_folder(earlier):
+            lines.append(f"{killed} while it replaced {path}: {_show(path, earlier)}")
     return lines
+
+
+def _show(path: Path, old: Path) -> str:
+    """Rename a run that was to be replaced so that users see it; return where it is, in words."""
+    try:
+        before = old.replace(_unused(_real(path), "before"))
+    except OSError as exc:
+        raise OutputError(
+            f"{old}: holds a run that was being replaced, and cannot be renamed "
+            f"({reason_of(exc)}); move it away"
+        ) from exc
+    return f"the run that was there before is kept as {path.with_name(before.name)}"
 
 
 def set_aside(run_dir: Path) -> Path | None:
@@ -443,9 +437,7 @@ def _put_back(run_dir: Path, old: Path | None, *, existed: bool = True) -> None:
             if old is not None or not existed:
                 with contextlib.suppress(OSError):
                     run_dir.rmdir()
-        if old is not None and not run_dir.exists():
-            old.replace(run_dir)
-        elif old is not None:
+        if old is not None:
             old = old.replace(working_dir(run_dir, "moving"))
             _move_in(run_dir, old)
     except OSError as exc:
@@ -472,11 +464,16 @@ def working_dir(run_dir: Path, what: _Aside) -> Path:
 def left_aside(run_dir: Path, what: _Aside = "old") -> Path | None:
     """Return a run of this user that waits beside ``run_dir``, if there is one."""
     folder = working_dir(run_dir, what)
+    return folder if _is_own_folder(folder) else None
+
+
+def _is_own_folder(folder: Path) -> bool:
+    """Return whether a folder, and no link to one, is there and belongs to this user."""
     try:
         status = folder.lstat()
     except OSError:
-        return None
-    return folder if stat.S_ISDIR(status.st_mode) and is_users(status) else None
+        return False
+    return stat.S_ISDIR(status.st_mode) and is_users(status)
 
 
 def holds_recording(run_dir: Path) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import time
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,6 @@ import msgspec
 from chopper.errors import ChopperError, OutputError, RunFormatError, reason_of
 from chopper.quantities import digits
 from chopper.storage import manifest as m
-from chopper.storage import processes
 from chopper.storage.files import create, inside, read_bytes, write_atomic
 from chopper.storage.layout import (
     MANIFEST,
@@ -23,8 +25,18 @@ from chopper.storage.layout import (
     is_run,
     last_written_s,
     rank_dir_name,
+    rank_dirs,
+    sub_runs,
 )
-from chopper.storage.process_identity import ProcessIdentity, runs
+from chopper.storage.processes import (
+    LOCK,
+    LOCK_WAIT_S,
+    HeldElsewhere,
+    locked,
+    part_of,
+    recorded_by,
+    recorder_runs,
+)
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 from chopper.tables.ranges import MOST_RANKS
@@ -32,7 +44,7 @@ from chopper.version import __version__
 from chopper.wording import plural, some
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     import pyarrow as pa
 
@@ -166,9 +178,7 @@ def _end_of(part: m.RankManifest, folder: Path, exit_code: int | None) -> str:
     """Describe how a process ended that did not close its recording, and when."""
     import pyarrow.compute as pc
 
-    alive = None
-    if part.pid is not None:
-        alive = runs(ProcessIdentity(part.pid, part.process_started, part.machine))
+    alive = recorder_runs(part)
     known = ["it was killed, or is still running"]
     if alive is not None:
         state = "is still running" if alive else "is gone: killed, or ended by os._exit"
@@ -230,14 +240,6 @@ def _latest_attempt(
             )
         (older if stale else current).append(part)
     return current, older
-
-
-def _is_part(data: bytes) -> bool:
-    try:
-        m.decode_rank(data, "")
-    except RunFormatError:
-        return False
-    return True
 
 
 def of_all_ranks(parts: list[m.RankManifest]) -> list[m.Finding]:
@@ -325,7 +327,7 @@ def read_manifest(path: Path) -> m.RunManifest:
         except m.NewerRunError:
             raise
         except RunFormatError as exc:
-            if _is_part(data):
+            if part_of(path) is not None:
                 raise RunFormatError(
                     f"{path}: is the folder of one rank; pass the run: {path.resolve().parent}"
                 ) from exc
@@ -337,12 +339,12 @@ def read_manifest(path: Path) -> m.RunManifest:
                 message=f"{exc}; the ranks' own manifests are used",
             )
         else:
-            run.findings += [*_without_folders(path, run), *processes.findings(path)]
+            run.findings += [*_without_folders(path, run), *other_processes(path)]
             return run
     parts, findings = read_parts(path)
     position = 0 if state.code == "run.manifest_damaged" else len(findings)
     findings.insert(position, state)
-    return run_of_parts(path, parts, [*findings, *of_all_ranks(parts), *processes.findings(path)])
+    return run_of_parts(path, parts, [*findings, *of_all_ranks(parts), *other_processes(path)])
 
 
 def _without_folders(path: Path, run: m.RunManifest) -> list[m.Finding]:
@@ -381,3 +383,143 @@ def checked_run(data: bytes, where: str) -> m.RunManifest:
     if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= r < MOST_RANKS for r in ranks):
         raise RunFormatError(f"{where}: damaged manifest (ranks {some(ranks) or 'none'})")
     return run
+
+
+def has_steps(folder: Path) -> bool:
+    """Return whether a rank's folder holds a step; of a killed recording, one that it flushed."""
+    part = part_of(folder)
+    if part is not None and part.end_ns is not None:
+        return part.steps_source is not None
+    try:
+        return (folder / "step.arrow").stat().st_size > 0
+    except OSError:
+        return False
+
+
+class Content(IntEnum):
+    """How much a recording holds, ascending."""
+
+    TELEMETRY = 0
+    UNSTEPPED = 1
+    """Traces, or numbers that the program measured, but no step."""
+    STEPS = 2
+    """Or an import, which was complete when it was written."""
+
+
+def content(folders: Iterable[tuple[m.RankManifest | None, bool]]) -> Content:
+    """Return how much a run holds whose ranks have these parts and, or not, steps."""
+    found = Content.TELEMETRY
+    for part, steps in folders:
+        if steps or (part is not None and part.status == "imported"):
+            return Content.STEPS
+        if part is not None and (part.traces or part.measures):
+            found = Content.UNSTEPPED
+    return found
+
+
+def may_replace(new: Content, old: Content) -> bool:
+    """Return whether a recording replaces an earlier run, where it was told to.
+
+    One without a step replaces no run that has any, and only with a trace or measures one that has
+    none either.
+    """
+    return new > Content.TELEMETRY and new >= old
+
+
+def content_of(path: Path) -> Content:
+    """Return how much a run directory holds, with the runs inside it, or an experiment."""
+    found = (f for pattern in ("rank-*", "*/rank-*") for f in path.glob(pattern))
+    return content((part_of(folder), has_steps(folder)) for folder in found)
+
+
+def yield_ranks(path: Path) -> None:
+    """Give the ranks of a run to the first of its sub-runs that has steps, when it has none.
+
+    A process that made a forward and left the training to its children holds rank 0, which one of
+    them should have: the two change places. Nothing that is being recorded into is moved.
+    """
+    with contextlib.suppress(HeldElsewhere), locked(path / LOCK, wait_s=LOCK_WAIT_S):
+        folders = rank_dirs(path)
+        if not folders or any(has_steps(f) or recorded_by(f) for f in folders):
+            return
+        for sub in sub_runs(path):
+            theirs = rank_dirs(sub)
+            if any(map(has_steps, theirs)) and not any(map(recorded_by, theirs)):
+                aside = sub.with_name(f".{sub.name}.new")
+                aside.mkdir()
+                for source, target in ((path, aside), (sub, path), (aside, sub)):
+                    for folder in rank_dirs(source):
+                        folder.replace(target / folder.name)
+                aside.rmdir()
+                (sub / MANIFEST).unlink(missing_ok=True)
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class SubRun:
+    """A run inside of a run.
+
+    Attributes:
+        pid: process of its first rank; None where it cannot be read.
+        ranks: how many recorded into it.
+        steps: of its first rank; 0 where it has none yet, None for a recording that was cut short.
+        recording: whether it is being recorded into.
+    """
+
+    path: Path
+    pid: int | None
+    ranks: int
+    steps: int | None
+    recording: bool
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        words = [f"{self.ranks} ranks"] if self.ranks > 1 else []
+        if self.steps is not None:
+            words.append(plural(self.steps, "step"))
+        if self.recording:
+            words.append("still recording")
+        if self.command:
+            words.append(shlex.join(self.command[:4]))
+        return f"{self.path} ({', '.join(words)})" if words else str(self.path)
+
+
+def further_processes(path: Path) -> list[SubRun]:
+    """The runs inside of a run, by number."""
+    runs_inside = []
+    for sub in sub_runs(path):
+        folders = rank_dirs(sub)
+        part = part_of(folders[0]) if folders else None
+        steps = part.steps_count if part is not None else None
+        if steps is None and not any(map(has_steps, folders)):
+            steps = 0
+        runs_inside.append(
+            SubRun(
+                sub,
+                part.pid if part is not None else None,
+                len(folders),
+                steps,
+                any(map(recorded_by, folders)),
+                (part.command if part is not None else None) or (),
+            )
+        )
+    return runs_inside
+
+
+def other_processes(path: Path, shown: Path | None = None) -> list[m.Finding]:
+    """Return findings about the processes that are no part of a run, ``shown`` in messages."""
+    subs = further_processes(path)
+    if not subs:
+        return []
+    trained = any(sub.steps != 0 for sub in subs)
+    named = [str(replace(sub, path=(shown or path) / sub.path.name)) for sub in subs]
+    return [
+        m.Finding(
+            code="run.processes",
+            severity="warning" if trained else "info",
+            count=len(subs) + 1,
+            message=f"{len(subs) + 1} processes recorded separately; this is one of them. Analyze "
+            f"the "
+            f"{'other' if len(subs) == 1 else 'others'} by path: {some(named)}",
+        )
+    ]

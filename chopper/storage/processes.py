@@ -1,26 +1,28 @@
-"""The processes of a run: which of them record, and which have a run of their own inside it.
+"""The processes that record: which of them run still, and the locks that they hold.
 
-The ranks of one job share a run. A further process that is no rank of that job (a worker of a
-pool, a trial of a sweep, a second script) records into ``process-<n>/``, a run of its own.
+The number of a process is reused, and means something only within one boot of one machine and one
+PID namespace: with the process's start time and those two it is unique.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import shlex
+import socket
+import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from chopper.errors import RunFormatError
 from chopper.storage import manifest as m
-from chopper.storage.files import read_bytes
+from chopper.storage.files import open_own, read_bytes
 from chopper.storage.layout import MANIFEST, last_written_s, rank_dirs, sub_runs
-from chopper.storage.process_identity import HeldElsewhere, ProcessIdentity, locked, runs
-from chopper.wording import plural, some
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 LOCK = ".claim"
 """Inside a run, while folders are claimed or moved."""
@@ -28,6 +30,80 @@ LOCK_WAIT_S = 20.0
 """Claiming takes milliseconds; a process that was stopped meanwhile must not hold up others."""
 _RECENT_S = 3600.0
 """A recording of another host that wrote within this time may be alive: nobody here can tell."""
+_PROC = Path("/proc")
+_POLL_S = 0.002
+
+
+class Identity(NamedTuple):
+    """One process of one machine; the fields are named as those of a rank's manifest."""
+
+    pid: int
+    process_started: int | None
+    """When it started, in units that only comparisons for equality need; None when unknown."""
+    machine: str | None
+    """The boot and the PID namespace that ``pid`` belongs to; None when unknown."""
+
+
+def identity_of(pid: int) -> Identity:
+    """Return the identity of a process of this machine."""
+    return Identity(pid, _look_up(pid)[1], machine())
+
+
+def parent_identity() -> str:
+    """Return a text that processes with the same parent have in common, and no others."""
+    return f"{os.getppid()}.{_look_up(os.getppid())[1]}"
+
+
+def recorder_runs(part: m.RankManifest) -> bool | None:
+    """Return whether the process that recorded a rank runs; None on other machines, or unknown."""
+    if part.pid is None or part.machine is None or part.machine != machine():
+        return None
+    there, started = _look_up(part.pid)
+    return there and (None in (started, part.process_started) or started == part.process_started)
+
+
+@functools.cache
+def machine() -> str:
+    """Return the host, boot and PID namespace that the numbers of processes belong to."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append((_PROC / "sys/kernel/random/boot_id").read_text("ascii").strip())
+    with contextlib.suppress(OSError):
+        parts.append(str((_PROC / "self/ns/pid").readlink()))
+    return " ".join(parts)
+
+
+def _look_up(pid: int) -> tuple[bool, int | None]:
+    """Return whether a process runs, and when it started, where that is known.
+
+    One that its parent has not reaped runs no more. One that /proc does not show (it is mounted
+    with hidepid, or not at all) runs when it could be sent a signal.
+    """
+    try:
+        # The name of the program, in parentheses, may hold anything.
+        state, *fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        import psutil
+
+        return psutil.pid_exists(pid), None
+    return (False, None) if state in (b"Z", b"X") else (True, int(fields[18]))
+
+
+def started_ns(pid: int) -> int | None:
+    """Return when a process of this machine started, in Unix ns, to some 10 ms; None if hidden."""
+    ticks = _look_up(pid)[1]
+    if ticks is not None:
+        # Not by the time of the boot, which /proc and psutil know to a second.
+        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf(
+            "SC_CLK_TCK"
+        )
+        return time.time_ns() - age_ns
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).create_time() * 1e9)
+    except psutil.Error:  # it is hidden from this user, or ended just now
+        return None
 
 
 def part_of(folder: Path) -> m.RankManifest | None:
@@ -46,7 +122,7 @@ def recorded_by(directory: Path) -> str | None:
     part = part_of(directory)
     if part is None or part.status != "running" or part.pid is None:
         return None
-    alive = runs(ProcessIdentity(part.pid, part.process_started, part.machine))
+    alive = recorder_runs(part)
     if alive is not None:
         return f"process {part.pid}" if alive and part.pid != os.getpid() else None
     if part.hostname is None:
@@ -64,141 +140,66 @@ def recorders(path: Path) -> list[tuple[Path, str]]:
     return [(folder, owner) for folder, owner in owners if owner is not None]
 
 
-def has_steps(folder: Path) -> bool:
-    """Return whether a rank's folder holds a step; of a killed recording, one that it flushed."""
-    part = part_of(folder)
-    if part is not None and part.end_ns is not None:
-        return part.steps_source is not None
+class HeldElsewhere(Exception):
+    """Another process holds a lock; its number, where it could be read, is the argument."""
+
+
+@contextlib.contextmanager
+def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[Callable[[str], None]]:
+    """Hold a lock that ends with this process, whatever ends it; ``file`` is gone afterwards.
+
+    Yields a function that replaces the number of this process, which others read, by a text.
+
+    Where the file cannot be written, or there are no such locks (some file systems, Windows),
+    nothing is held.
+
+    Raises:
+        HeldElsewhere: another process holds it still, after ``wait_s``.
+        OutputError: what stands there is not a lock of ours.
+    """
+    lock, pid = _acquire(file, wait_s), os.getpid()
+    if lock is None:
+        yield lambda _: None
+        return
     try:
-        return (folder / "step.arrow").stat().st_size > 0
+        own = file.lstat()
+        _write(file, str(pid))
+        yield functools.partial(_write, file)
+    finally:
+        if os.getpid() == pid:  # not a forked child, which has it open, too
+            with contextlib.suppress(OSError):
+                if os.path.samestat(own, file.lstat()):  # not moved with the run meanwhile
+                    file.unlink()
+            lock.release()
+
+
+def _acquire(file: Path, wait_s: float) -> FileLock | None:
+    if sys.platform == "win32":  # a file that is open could not be removed
+        return None
+    import filelock
+
+    lock = filelock.FileLock(file, poll_interval=_POLL_S, fallback_to_soft=False)
+    try:
+        os.close(open_own(file))  # filelock takes whatever stands there
+        lock.acquire(timeout=wait_s)
+    except filelock.Timeout:
+        raise HeldElsewhere(_holder(file)) from None
+    except FileNotFoundError:  # removed by its holder just now, or there is no such folder
+        return _acquire(file, wait_s) if file.parent.is_dir() else None
     except OSError:
-        return False
+        return None
+    return lock
 
 
-class Content(IntEnum):
-    """How much a recording holds, ascending."""
-
-    TELEMETRY = 0
-    UNSTEPPED = 1
-    """Traces, or numbers that the program measured, but no step."""
-    STEPS = 2
-    """Or an import, which was complete when it was written."""
+def _write(file: Path, text: str) -> None:
+    descriptor = open_own(file)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.truncate()
+        opened.write(text.encode())
 
 
-def content(folders: Iterable[tuple[m.RankManifest | None, bool]]) -> Content:
-    """Return how much a run holds whose ranks have these parts and, or not, steps."""
-    found = Content.TELEMETRY
-    for part, steps in folders:
-        if steps or (part is not None and part.status == "imported"):
-            return Content.STEPS
-        if part is not None and (part.traces or part.measures):
-            found = Content.UNSTEPPED
-    return found
-
-
-def may_replace(new: Content, old: Content) -> bool:
-    """Return whether a recording replaces an earlier run, where it was told to.
-
-    One without a step replaces no run that has any, and only with a trace or measures one that has
-    none either.
-    """
-    return new > Content.TELEMETRY and new >= old
-
-
-def content_of(path: Path) -> Content:
-    """Return how much a run directory holds, with the runs inside it, or an experiment."""
-    found = (f for pattern in ("rank-*", "*/rank-*") for f in path.glob(pattern))
-    return content((part_of(folder), has_steps(folder)) for folder in found)
-
-
-def yield_ranks(path: Path) -> None:
-    """Give the ranks of a run to the first of its sub-runs that has steps, when it has none.
-
-    A process that made a forward and left the training to its children holds rank 0, which one of
-    them should have: the two change places. Nothing that is being recorded into is moved.
-    """
-    with contextlib.suppress(HeldElsewhere), locked(path / LOCK, wait_s=LOCK_WAIT_S):
-        folders = rank_dirs(path)
-        if not folders or any(has_steps(f) or recorded_by(f) for f in folders):
-            return
-        for sub in sub_runs(path):
-            theirs = rank_dirs(sub)
-            if any(map(has_steps, theirs)) and not any(map(recorded_by, theirs)):
-                aside = sub.with_name(f".{sub.name}.new")
-                aside.mkdir()
-                for source, target in ((path, aside), (sub, path), (aside, sub)):
-                    for folder in rank_dirs(source):
-                        folder.replace(target / folder.name)
-                aside.rmdir()
-                (sub / MANIFEST).unlink(missing_ok=True)
-                return
-
-
-@dataclass(frozen=True, slots=True)
-class SubRun:
-    """A run inside of a run.
-
-    Attributes:
-        pid: process of its first rank; None where it cannot be read.
-        ranks: how many recorded into it.
-        steps: of its first rank; 0 where it has none yet, None for a recording that was cut short.
-        recording: whether it is being recorded into.
-    """
-
-    path: Path
-    pid: int | None
-    ranks: int
-    steps: int | None
-    recording: bool
-    command: tuple[str, ...]
-
-    def __str__(self) -> str:
-        words = [f"{self.ranks} ranks"] if self.ranks > 1 else []
-        if self.steps is not None:
-            words.append(plural(self.steps, "step"))
-        if self.recording:
-            words.append("still recording")
-        if self.command:
-            words.append(shlex.join(self.command[:4]))
-        return f"{self.path} ({', '.join(words)})" if words else str(self.path)
-
-
-def described(path: Path) -> list[SubRun]:
-    """The runs inside of a run, by number."""
-    runs_inside = []
-    for sub in sub_runs(path):
-        folders = rank_dirs(sub)
-        part = part_of(folders[0]) if folders else None
-        steps = part.steps_count if part is not None else None
-        if steps is None and not any(map(has_steps, folders)):
-            steps = 0
-        runs_inside.append(
-            SubRun(
-                sub,
-                part.pid if part is not None else None,
-                len(folders),
-                steps,
-                any(map(recorded_by, folders)),
-                (part.command if part is not None else None) or (),
-            )
-        )
-    return runs_inside
-
-
-def findings(path: Path, shown: Path | None = None) -> list[m.Finding]:
-    """Return findings about the processes that are no part of a run, ``shown`` in messages."""
-    subs = described(path)
-    if not subs:
-        return []
-    trained = any(sub.steps != 0 for sub in subs)
-    named = [str(replace(sub, path=(shown or path) / sub.path.name)) for sub in subs]
-    return [
-        m.Finding(
-            code="run.processes",
-            severity="warning" if trained else "info",
-            count=len(subs) + 1,
-            message=f"{len(subs) + 1} processes recorded separately; this is one of them. Analyze "
-            f"the "
-            f"{'other' if len(subs) == 1 else 'others'} by path: {some(named)}",
-        )
-    ]
+def _holder(file: Path) -> str:
+    try:
+        return read_bytes(file, error=OSError).decode(errors="replace")
+    except OSError:  # it ended just now
+        return ""

@@ -39,14 +39,8 @@ from chopper.limits import Arrival
 from chopper.storage import manifest as m
 from chopper.storage.caches import cache_folder
 from chopper.storage.files import inside, read_bytes, write_atomic
-from chopper.storage.layout import (
-    MANIFEST,
-    foreign_files,
-    is_file_of,
-    is_upload,
-    rank_dir_name,
-)
-from chopper.storage.processes import Content, content, content_of, may_replace
+from chopper.storage.layout import MANIFEST, is_upload
+from chopper.storage.parts import Content, content, content_of, may_replace
 from chopper.storage.web import Web
 from chopper.wording import bytes_, some
 
@@ -574,14 +568,11 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
                 got = found.get(f"{path}/{own}/{name}", {}).get("size")
                 if got != size:
                     raise OSError(f"{name}: {got} of {size} bytes arrived")
-            replaced = _run_at(fs, path)
-            if replaced is not None:
-                if not force:
-                    raise OutputError(_holds_run(address))
-                if not may_replace(content_of(folder), _content_at(fs, path, replaced)):
-                    raise OutputError(
-                        f"{address}: no step was recorded, so the run that was there stays"
-                    )
+            replaced = _replaceable(fs, path, address, force=force)
+            if replaced and not may_replace(content_of(folder), _content_at(fs, path, replaced)):
+                raise OutputError(
+                    f"{address}: no step was recorded, so the run that was there stays"
+                )
         except BaseException:
             with contextlib.suppress(Exception):
                 _within(lambda: _remove(fs, names))
@@ -589,7 +580,8 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
         run = m.Upload(folder=own, files=sizes)
         _switch(fs, path, run)
         try:
-            _remove(fs, _listed_by(replaced, fs, path))
+            if replaced:
+                _remove(fs, [f"{path}/{replaced.folder}/{name}" for name in replaced.files])
         except Exception as exc:
             raise OutputError(
                 f"{address}: holds the new run, but files of the one that it replaced are left "
@@ -619,17 +611,31 @@ def _switch(fs: Any, path: str, run: m.Upload) -> None:
                 raise
 
 
-def _content_at(fs: Any, path: str, run: m.Upload | m.RunManifest) -> Content:
+def _content_at(fs: Any, path: str, upload: m.Upload) -> Content:
     """Return how much a run at an address holds."""
+    run = _run_at(fs, f"{path}/{upload.folder}")
+    if not isinstance(run, m.RunManifest):
+        return Content.STEPS  # never closed, or damaged: it may have steps
+    return content((part, part.steps_source is not None) for part in run.ranks)
+
+
+def _replaceable(fs: Any, path: str, address: str, *, force: bool) -> m.Upload | None:
+    """Return the upload at an address that may be replaced; None without one.
+
+    Raises:
+        OutputError: a run is there that was not uploaded by chopper, or ``force`` is not given.
+    """
+    run = _run_at(fs, path)
     if isinstance(run, m.RunManifest):
-        return content((part, part.steps_source is not None) for part in run.ranks)
-    inner = _run_at(fs, f"{path}/{run.folder}")
-    # Of a run that was never closed, or is damaged: it may have steps.
-    return _content_at(fs, path, inner) if isinstance(inner, m.RunManifest) else Content.STEPS
-
-
-def _holds_run(address: str) -> str:
-    return f"{address}: holds a run already; pass --force to replace it, or choose another -o"
+        raise OutputError(
+            f"{address}: holds a run that another program copied there, which is not replaced; "
+            "remove it, or choose another -o"
+        )
+    if run is not None and not force:
+        raise OutputError(
+            f"{address}: holds a run already; pass --force to replace it, or choose another -o"
+        )
+    return run
 
 
 def _remove(fs: Any, names: Collection[str]) -> None:
@@ -638,23 +644,6 @@ def _remove(fs: Any, names: Collection[str]) -> None:
             fs.rm_file(name)
 
     _each(remove, names)
-
-
-def _listed_by(run: m.Upload | m.RunManifest | None, fs: Any, path: str) -> list[str]:
-    """Return those files of a run at an address that its manifest names."""
-    if run is None:
-        return []
-    if isinstance(run, m.Upload):
-        return [f"{path}/{run.folder}/{name}" for name in run.files]
-    folders = {rank_dir_name(part.rank): m.named_by(part) for part in run.ranks}
-    found = (name[len(path) + 1 :] for name in fs.find(path))
-    return [
-        f"{path}/{name}"
-        for name in found
-        if (parts := name.split("/"))[0] in folders
-        and len(parts) == 2
-        and (is_file_of(name) or parts[1] in folders[parts[0]])
-    ]
 
 
 def check_upload(address: str, *, force: bool) -> None:
@@ -684,20 +673,14 @@ def _check_upload(fs: Any, path: str, address: str, *, force: bool) -> None:
             raise
         return
     names = {PurePosixPath(name).name for name in listed if name.rstrip("/") != path}
-    run = _run_at(fs, path) if MANIFEST in names else None
-    others = sorted(name for name in names if not is_upload(name))
-    if run is not None:
-        others.remove(MANIFEST)
-    if isinstance(run, m.RunManifest):  # of an earlier version: its files lie beside it
-        named = {f"{rank_dir_name(p.rank)}/{name}" for p in run.ranks for name in m.named_by(p)}
-        below = (name[len(path) + 1 :] for name in fs.find(path))
-        others = foreign_files((n for n in below if not is_upload(n.partition("/")[0])), named)
-    if others:
+    upload = _replaceable(fs, path, address, force=True) if MANIFEST in names else None
+    foreign = sorted(n for n in names if not is_upload(n) and not (upload and n == MANIFEST))
+    if foreign:
         raise OutputError(
-            f"{address}: holds files that are no part of a run ({some(others)}); choose another -o"
+            f"{address}: holds files that are no part of a run ({some(foreign)}); choose another -o"
         )
-    if run is not None and not force:
-        raise OutputError(_holds_run(address))
+    if upload:
+        _replaceable(fs, path, address, force=force)
 
 
 def _put(fs: Any, file: Path, path: str) -> None:

@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
 from pathlib import Path
@@ -155,24 +155,11 @@ class Web:
             for piece in _content(response, arrival):
                 file.write(piece)
 
-    def cat_file(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return a file, or a range of one."""
+    def cat_file(self, name: str) -> bytes:
+        """Return a file."""
         arrival = Arrival(without_secrets(name))
-        if end is None:
-            with self._answer("GET", name, arrival) as response:
-                return b"".join(_content(response, arrival))
-        arrival.content_bytes = end - start
-        headers = {"Range": f"bytes={start}-{end - 1}"}
-        with self._answer("GET", name, arrival, headers, status=206) as response:
-            return response.read(end - start)
-
-    def open(self, name: str, _mode: str = "rb") -> io.BufferedReader:
-        """Open a file whose server sends ranges of it."""
-        return io.BufferedReader(_Ranges(self, name, int(self.info(name)["size"] or 0)), 1 << 20)
-
-    def unstrip_protocol(self, name: str) -> str:
-        """Return the address of a file."""
-        return name
+        with self._answer("GET", name, arrival) as response:
+            return b"".join(_content(response, arrival))
 
     def find(self, base: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
         """Return the files that the pages of a folder, and of those in it, link to."""
@@ -213,12 +200,7 @@ class Web:
 
     @contextlib.contextmanager
     def _answer(
-        self,
-        method: str,
-        address: str,
-        arrival: Arrival,
-        headers: Mapping[str, str] | None = None,
-        status: int = 200,
+        self, method: str, address: str, arrival: Arrival
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask a server, and those that it redirects to."""
         shown, least, hops = without_secrets(address), _HERE, 0
@@ -226,15 +208,16 @@ class Web:
         while True:
             connection, response = _connection(at, least, hops, arrival, shown), None
             try:
-                own = _authorization(first) if _is_same(first, at) else {}
                 target = (at.path or "/") + (f"?{at.query}" if at.query else "")
-                given = {"Accept-Encoding": "identity", "User-Agent": "chopper", **(headers or {})}
-                connection.request(method, quote(target, safe=_SAFE), headers=given | own)
+                headers = {"Accept-Encoding": "identity", "User-Agent": "chopper"}
+                if _is_same(first, at):
+                    headers |= _authorization(first)
+                connection.request(method, quote(target, safe=_SAFE), headers=headers)
                 if not hops:
                     least = distance_of(connection.sock.getpeername()[0])
                 response = connection.getresponse()
                 if response.status not in _REDIRECTS:
-                    _check_status(response, address, status)
+                    _check_status(response, address)
                     yield response
                     return
                 location = response.getheader("Location") or ""
@@ -337,13 +320,13 @@ def _connection(
     return connection
 
 
-def _check_status(response: http.client.HTTPResponse, address: str, expected: int) -> None:
+def _check_status(response: http.client.HTTPResponse, address: str) -> None:
     if response.status in (404, 410):
         raise FileNotFoundError(address)
     if response.status in (401, 403):
         raise PermissionError(f"HTTP status {response.status}")
-    if response.status != expected:
-        raise OSError(f"HTTP status {response.status}, expected {expected}")
+    if response.status != 200:
+        raise OSError(f"HTTP status {response.status}, expected 200")
     length = response.getheader("Content-Length")
     if length is not None and not (length.isascii() and length.isdigit()):
         raise OSError("the server tells a length that is no number")
@@ -385,31 +368,3 @@ def _content(response: http.client.HTTPResponse, arrival: Arrival) -> Iterator[b
         raise OSError(f"{response.length} bytes of it did not arrive")
     if packed and not inflate.eof:
         raise OSError("the file that the server packed ends early")
-
-
-class _Ranges(io.RawIOBase):
-    """A file of a server, read in ranges."""
-
-    def __init__(self, web: Web, name: str, size: int) -> None:
-        self._web, self._name, self._size = web, name, size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._size, self._at + len(buffer))
-        data = self._web.cat_file(self._name, self._at, end) if end > self._at else b""
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

@@ -14,7 +14,7 @@ import msgspec
 
 from chopper.collectors.procfs import Budget, FileSource
 from chopper.errors import JSON_ERRORS
-from chopper.storage.process_identity import machine
+from chopper.storage.processes import machine
 from chopper.tables.ranges import Count, Rank
 
 _SCAN_NS = 1_000_000_000

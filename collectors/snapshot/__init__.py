@@ -1,7 +1,7 @@
 """Snapshots of torch's caching allocator as typed tables: files, and what a run records itself.
 
 ``torch.cuda.memory._dump_snapshot`` writes a pickle. It is read by a machine that knows plain
-values only (:mod:`chopper.collectors.snapshot._machine`); nothing of it can run.
+values only (:mod:`chopper.collectors.snapshot._plain_pickle`); nothing of it can run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from chopper.collectors.formats.unpack import DAMAGE, pieces
-from chopper.collectors.snapshot._machine import load
+from chopper.collectors.snapshot._plain_pickle import load
 from chopper.collectors.snapshot._tables import tables_of
 from chopper.errors import InputError
 from chopper.limits import Intake

@@ -23,7 +23,7 @@ from chopper.collectors import allocator_history
 from chopper.collectors.allocator_history import AllocatorHistoryCollector
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.snapshot import read_snapshot, tables_of
-from chopper.collectors.snapshot._machine import load
+from chopper.collectors.snapshot._plain_pickle import load
 from chopper.errors import InputError
 from chopper.views import view
 from tests.kineto_writer import BASE_NS, Trace

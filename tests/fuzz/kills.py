@@ -348,7 +348,7 @@ def _is_whole(target: Target, contents: dict[str, bytes], whole: _Whole) -> bool
 
 
 def _has_steps(output: Path) -> bool:
-    from chopper.storage.processes import has_steps
+    from chopper.storage.parts import has_steps
 
     return any(has_steps(folder) for folder in output.glob("rank-*"))
 

@@ -18,8 +18,8 @@ from chopper.storage import processes as _processes
 from chopper.storage.destination import new_output
 from chopper.storage.layout import MANIFEST, rank_dir_name, sub_runs
 from chopper.storage.manifest import encode
-from chopper.storage.parts import RunWriter
-from chopper.storage.process_identity import HeldElsewhere, identity_of, locked, machine
+from chopper.storage.parts import RunWriter, yield_ranks
+from chopper.storage.processes import HeldElsewhere, identity_of, locked, machine
 from chopper.storage.run import Run
 from tests.waiting import PATIENCE_S
 
@@ -46,7 +46,7 @@ def of_another(claimed: claim.Claim) -> Path:
     """What was claimed, as if another living process had: the one that started this one."""
     part = claimed.part
     other = identity_of(os.getppid())
-    part.pid, part.process_started = other.pid, other.started
+    part.pid, part.process_started = other.pid, other.process_started
     (claimed.path / rank_dir_name(part.rank) / MANIFEST).write_bytes(encode(part))
     return claimed.path
 
@@ -179,7 +179,7 @@ def test_the_rank_goes_to_the_process_that_took_steps(tmp_path: Path) -> None:
 def test_a_living_process_keeps_its_rank(tmp_path: Path) -> None:
     of_another(claim.claim(tmp_path, UNRANKED, force=False))
     leave(tmp_path / "process-2", status="complete", end_ns=2, steps_source="mark")
-    _processes.yield_ranks(tmp_path)
+    yield_ranks(tmp_path)
     part = _processes.part_of(tmp_path / "rank-00000")
     assert part is not None
     assert part.pid == os.getppid()

@@ -16,7 +16,7 @@ from chopper.storage.destination import new_output
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST
 from chopper.storage.parts import RunWriter
-from chopper.storage.process_identity import identity_of
+from chopper.storage.processes import identity_of
 from chopper.storage.run import Run
 from chopper.storage.streams import StreamWriter
 from tests import command
@@ -226,7 +226,7 @@ def test_a_run_that_is_being_recorded_is_refused(tmp_path):
     me = identity_of(os.getpid())
     part = m.decode_rank((second / "rank-00002" / MANIFEST).read_bytes(), "")
     part.status, part.pid = "running", me.pid
-    part.process_started, part.machine = me.started, me.machine
+    part.process_started, part.machine = me.process_started, me.machine
     write_atomic(second / "rank-00002" / MANIFEST, m.encode(part))
     (second / MANIFEST).unlink()
     done = gathered(first, second, "-o", "run")

@@ -21,7 +21,7 @@ from chopper.hardware.launchers import RankInfo
 from chopper.recording.claim import claim
 from chopper.recording.finish import finalize
 from chopper.storage import destination
-from chopper.storage import process_identity as _process_identity
+from chopper.storage import processes as _processes
 from chopper.storage.caches import scratch
 from chopper.storage.destination import (
     check_output,
@@ -35,7 +35,7 @@ from chopper.storage.files import write_atomic
 from chopper.storage.layout import is_run, rank_dir_name
 from chopper.storage.manifest import Measure, RankManifest, RunManifest, encode
 from chopper.storage.parts import RunWriter
-from chopper.storage.process_identity import identity_of
+from chopper.storage.processes import identity_of
 from chopper.storage.run import Run
 from chopper.storage.streams import StreamWriter, read_stream
 from chopper.tables import TABLES, Table
@@ -378,6 +378,20 @@ def test_a_killed_recording_without_a_step_replaces_no_run(
     assert next(moves) == 6 - 8  # the last of them went to the end
 
 
+def test_a_run_that_an_earlier_version_set_aside_is_shown(tmp_path: Path) -> None:
+    """It named host and process; one of another run, with a name that is longer, stays."""
+    run = recorded(tmp_path / "run", **STEPS)
+    mine = recorded(tmp_path / f".run.{socket.gethostname()}-7.old", rank=5, **STEPS)
+    other = recorded(tmp_path / ".run.2026-11.old", **STEPS)
+    (line,) = recover(run)
+    assert line.endswith(f"the run that was there before is kept as {tmp_path / 'run.before'}")
+    assert Run.open(tmp_path / "run.before").ranks == [5]
+    assert Run.open(run).ranks == [0]
+    assert other.is_dir()
+    assert not mine.exists()
+    assert recover(run) == []
+
+
 def test_a_command_that_removes_or_fills_the_output_loses_no_run(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     before = files(run)
@@ -435,8 +449,7 @@ def test_a_living_recording_is_not_replaced(
     here = socket.gethostname()
     with subprocess.Popen(["sleep", "600"]) as other:
         try:
-            who = identity_of(other.pid)
-            process: Any = {"pid": who.pid, "process_started": who.started, "machine": who.machine}
+            process: Any = identity_of(other.pid)._asdict()
             recorded(run, status="running", hostname=here, **process)
             with pytest.raises(OutputError, match=rf"process {other.pid} is recording into it"):
                 check_output(run, force=True)
@@ -445,7 +458,7 @@ def test_a_living_recording_is_not_replaced(
             assert check_output(run, force=True)
             recorded(run, status="running", hostname=here, **process)
             with monkeypatch.context() as hidden:  # as another user's, by hidepid=2 of /proc
-                hidden.setattr(_process_identity, "_PROC", tmp_path / "proc")
+                hidden.setattr(_processes, "_PROC", tmp_path / "proc")
                 with pytest.raises(OutputError, match="is recording into it"):
                     check_output(run, force=True)
                 hidden.setattr(os, "kill", Mock(side_effect=PermissionError))
@@ -458,7 +471,7 @@ def test_a_living_recording_is_not_replaced(
             other.kill()
     assert check_output(run, force=True)
     with monkeypatch.context() as hidden:
-        hidden.setattr(_process_identity, "_PROC", tmp_path / "proc")
+        hidden.setattr(_processes, "_PROC", tmp_path / "proc")
         assert check_output(run, force=True)
     # On another host, nobody here can tell: for an hour after its last sign of life it may live.
     recorded(run, status="running", hostname="node7", pid=1, start_ns=time.time_ns())

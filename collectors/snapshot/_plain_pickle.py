@@ -1,8 +1,10 @@
 """A pickle machine for plain values: dicts, lists, tuples, texts, numbers, true, false and None.
 
-Pickle is a program. This is the machine that ``pickle`` has in Python, with the instructions that
-make plain values alone: it makes no object and imports nothing. Its memo is a dict, so that no
-index makes it grow, and it reads no more than there is.
+Pickle is a program. A ``find_class`` that refuses keeps it from running code, but does not bound
+what it costs: the machine in C makes its memo as large as the largest index (64 GiB for 5 bytes),
+and hashes a key as deep as it is nested, until the interpreter's stack overflows. This is the
+machine that ``pickle`` has in Python, whose memo is a dict, with the instructions for plain values
+only; it reads no more than the file holds.
 """
 
 from __future__ import annotations
