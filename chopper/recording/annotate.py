@@ -87,14 +87,14 @@ def module_names(root: torch.nn.Module) -> dict[int, str]:
     within: list[str] = []  # names of DDP-like wrappers, whose child is called `module`
     root_class = _class_name(_unwrap(root))
     for name, module in named_submodules(root):
-        own = name
+        unwrapped = name
         for wrapper in within:
             inner = f"{wrapper}.module" if wrapper else "module"
             if name == inner or name.startswith(inner + "."):
-                own = (wrapper + name[len(inner) :]).lstrip(".")
+                unwrapped = (wrapper + name[len(inner) :]).lstrip(".")
         if type(module).__name__ in _WRAPPERS_WITH_MODULE:
             within.append(name)
-        names[id(module)] = strip_wrappers(own) or root_class
+        names[id(module)] = strip_wrappers(unwrapped) or root_class
     return names
 
 
@@ -338,20 +338,20 @@ def _has_own(module: torch.nn.Module) -> bool:
 
 def named_submodules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield what torch's ``named_modules`` would, whatever the program made of that method."""
-    seen: set[int] = set()
-    left = [("", root)]
-    while left:
-        name, module = left.pop()
-        if id(module) in seen:
+    visited_ids: set[int] = set()
+    pending = [("", root)]
+    while pending:
+        name, module = pending.pop()
+        if id(module) in visited_ids:
             continue
-        seen.add(id(module))
+        visited_ids.add(id(module))
         yield name, module
         children = [
             (f"{name}.{part}" if name else part, child)
             for part, child in module._modules.items()
             if child is not None
         ]
-        left.extend(reversed(children))
+        pending.extend(reversed(children))
 
 
 def parameters(root: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
@@ -363,7 +363,7 @@ def parameters(root: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 
 
 class ModuleCalls:
-    """Sees the calls of all modules, and has torch.compile compile what it would have anyhow.
+    """Sees the calls of all modules; torch.compile compiles the same graphs as without it.
 
     Global module hooks would be seen by the compiler: it traces them, warns of them, and compiles
     anew when they come or go. So ``Module.__call__`` is wrapped, and is torch's own again while

@@ -108,8 +108,8 @@ def _default_output(name: str | None, info: RankInfo | None) -> Path:
 
 def unused(path: Path, rank: int) -> Path:
     """Return the first of ``path``, ``path-2``, ``path-3`` … that holds no part of this rank."""
-    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    candidates = itertools.chain((path,), others)
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    candidates = itertools.chain((path,), numbered)
     return next(p for p in candidates if not (p / rank_dir_name(rank)).exists())
 
 
@@ -167,8 +167,8 @@ def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
         force = force and not launched(path) and not _restarts()
         if force:
             try:
-                own = claim_file(path.resolve())
-                held.enter_context(processes.locked(own, wait_s=_COMMAND_WAIT_S))
+                output_lock = claim_file(path.resolve())
+                held.enter_context(processes.locked(output_lock, wait_s=_COMMAND_WAIT_S))
             except processes.HeldElsewhere:  # by a command, which decides about the run there
                 force = False
             else:
@@ -224,7 +224,8 @@ def _choose(path: Path, part: m.RankManifest, *, force: bool) -> Claim:
     folder = path / rank_dir_name(part.rank)
     if part.job is None:
         apart = bool(recorded) or any(
-            _contemporary(f) and has_steps(f) and not _own(other) for f, other in folders.items()
+            _contemporary(f) and has_steps(f) and not _is_of_this_process(other)
+            for f, other in folders.items()
         )
     else:
         apart = folder in recorded or not all(_same_job(part, folders[f]) for f in recorded)
@@ -278,7 +279,7 @@ def _same_job(part: m.RankManifest, other: m.RankManifest | None) -> bool:
     return part.job == other.job or not comparable
 
 
-def _own(part: m.RankManifest | None) -> bool:
+def _is_of_this_process(part: m.RankManifest | None) -> bool:
     """Return whether this process recorded a part, before."""
     me = processes.identity_of(os.getpid())
     return part is not None and me == (part.pid, part.process_started, part.machine)
@@ -289,7 +290,7 @@ def _contemporary(folder: Path) -> bool:
     if launched(folder) or processes.recorded_by(folder) is not None:
         return True
     part = processes.part_of(folder)
-    if part is None or part.end_ns is None or _own(part):
+    if part is None or part.end_ns is None or _is_of_this_process(part):
         return False
     began_ns = processes.started_ns(os.getpid())
     return began_ns is None or part.end_ns > began_ns

@@ -24,7 +24,7 @@ _APART_NS = 3600 * 10**9
 
 
 def node_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories that are named, or that lie in a folder that is.
+    """Return the named run directories, and those in named folders.
 
     Raises:
         InputError: a path is neither, or there is only one run.
@@ -176,7 +176,7 @@ def _same(runs: Runs, what: str, of: Callable[[m.RankManifest], str | None]) -> 
         if value is not None:
             holder.setdefault(value, path)
     if len(holder) > 1:
-        said = ", ".join(f"{path} says {value}" for value, path in holder.items())
+        statements = ", ".join(f"{path} says {value}" for value, path in holder.items())
         raise InputError(
-            f"directories of different runs: {what} differs ({said}); name those of one run"
+            f"directories of different runs: {what} differs ({statements}); name those of one run"
         )

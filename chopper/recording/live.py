@@ -81,7 +81,7 @@ class StreamTail:
 
 @dataclass
 class LiveRank:
-    """One rank now; None for what is not known (yet).
+    """Latest readings of one rank; None for values that are not known (yet).
 
     Attributes:
         step: number of the last step that ended.
@@ -100,7 +100,7 @@ class LiveRank:
 
 @dataclass
 class LiveDevice:
-    """One device now; None for what is not known."""
+    """Latest readings of one device; None for unknown values."""
 
     hostname: str
     device_id: int
@@ -148,7 +148,7 @@ class LiveRun:
         """Host → its newest row of any kind of telemetry."""
 
     def poll(self) -> Snapshot:
-        """Read what was flushed since the last call."""
+        """Read the rows that were flushed since the last call."""
         for folder in rank_dirs(self.path):
             number = digits(folder.name.partition("-")[2])
             if number is None:
@@ -166,7 +166,7 @@ class LiveRun:
         )
 
     def _known_now(self, device: LiveDevice) -> LiveDevice:
-        """The device without what was last read long before its host's newest readings."""
+        """Return the device without readings much older than the newest of its host."""
         host, number = device.hostname, device.device_id
         gone = {
             name: None

@@ -34,16 +34,16 @@ def ending(exc: BaseException | None) -> tuple[Status, str | None]:
     return "failed", exception_text(exc)
 
 
-def announce(path: Path, shown: Path, part: m.RankManifest) -> None:
+def announce(path: Path, shown_path: Path, part: m.RankManifest) -> None:
     """Say where the run of rank 0 is, what its findings warn of, and which collectors failed."""
-    others = other_processes(path, shown)
-    whole = part.world_size == 1
-    parts = read_manifest(path).ranks if whole else [part]
+    process_findings = other_processes(path, shown_path)
+    is_single = part.world_size == 1
+    parts = read_manifest(path).ranks if is_single else [part]
     steps = max((part.steps_count or 0) for part in parts)
-    ranks = plural(len(parts), "rank") if whole else "rank 0"
+    ranks = plural(len(parts), "rank") if is_single else "rank 0"
     done = f"recorded {ranks}, {plural(steps, 'step')}"
-    say(f"{done}; next: {next_command('chopper analyze {RUN}', RUN=[shown])}")
-    for finding in (*others, *(f for part in parts for f in part.findings)):
+    say(f"{done}; next: {next_command('chopper analyze {RUN}', RUN=[shown_path])}")
+    for finding in (*process_findings, *(f for part in parts for f in part.findings)):
         if finding.severity != "info" or finding.code == "run.processes":
             say(f"{finding.severity}: {finding.message}")
     for report in parts[0].collectors:

@@ -272,14 +272,14 @@ class OptimizerWatch:
             method = inspect.getattr_static(type(owner), "step", None)
             if owner is inner or isinstance(owner, Module) or not isinstance(method, FunctionType):
                 continue
-            own = getattr(owner, "__dict__", {})
-            holds = any(value is inner for value in own.values())
+            attributes = getattr(owner, "__dict__", {})
+            holds = any(value is inner for value in attributes.values())
             if hasattr(owner, "param_groups") or (
-                holds and not any(isinstance(value, Module) for value in own.values())
+                holds and not any(isinstance(value, Module) for value in attributes.values())
             ):
                 inner = owner
                 # A scheduler of torch gives the object a method of its own.
-                holder = owner if isinstance(own.get("step"), FunctionType) else None
+                holder = owner if isinstance(attributes.get("step"), FunctionType) else None
                 self._wrap(holder or next(k for k in type(owner).__mro__ if "step" in vars(k)))
 
     def _wrap(self, holder: Any) -> None:

@@ -59,7 +59,7 @@ class Phase:
 
 
 def compiling() -> bool:
-    """Return whether torch.compile is tracing this call, which is no time of the program's."""
+    """Return whether torch.compile is tracing this call; it does not run the program then."""
     torch: Any = sys.modules.get("torch")
     compiler = getattr(torch, "compiler", None)  # None while torch is being imported
     return compiler is not None and bool(compiler.is_compiling())
@@ -164,7 +164,7 @@ class PhaseLog:
         self._over.flush(clock.now_ns())
 
     def close(self) -> None:
-        """Record what is open up to now, and end the file."""
+        """Record the open phases up to now, and close the file."""
         now_ns = clock.now_ns()
         for phase in tuple(self._open):
             self._end(phase, now_ns)

@@ -416,12 +416,12 @@ class Session:
         """Have this recording replace the run that was there, if it was told to and has a step."""
         if not self.options.force or claim.launched(self._output):
             return
-        kept = claim.settled(self._replaced)
-        if kept is not None:
-            beside = self._output.with_name(kept.name)
+        no_steps_dir = claim.settled(self._replaced)
+        if no_steps_dir is not None:
+            no_steps_path = self._output.with_name(no_steps_dir.name)
             inside = self.path.relative_to(self._output)
-            self.path, self._place = beside / inside, kept / inside
-            say(no_step(self._output, beside))
+            self.path, self._place = no_steps_path / inside, no_steps_dir / inside
+            say(no_step(self._output, no_steps_path))
 
     def announce(self) -> None:
         """Say on stderr, at the end of a profile, where the run is and what its findings warn of.

@@ -23,7 +23,7 @@ _PATIENCE_S = 1.0
 
 
 class TerminationGuard:
-    """Calls ``close`` on SIGTERM and SIGHUP, then lets the signal do what it does.
+    """Calls ``close`` on SIGTERM and SIGHUP, then delivers the signal again.
 
     Python runs handlers in the main thread, between bytecodes: never, while that thread waits
     inside a collective whose peer is dead. So a second thread learns of the signal through the

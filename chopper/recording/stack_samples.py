@@ -110,17 +110,17 @@ class StackSampler:
                 if frame is None or over.is_set():
                     return
                 # The thread goes on once a system call lets it: its frames are read before.
-                now_ns, place = clock.now_ns(), self._place(frame)
+                now_ns, position = clock.now_ns(), self._locate(frame)
                 del frame  # its locals, tensors among them, live no longer than without samples
                 try:
                     counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
                 except ProcessLookupError:  # the thread has ended
                     return
                 delay_ns = int(counts.split()[1]) if counts else None
-                self._rows.append((now_ns, self._tid, *place, delay_ns))
+                self._rows.append((now_ns, self._tid, *position, delay_ns))
 
-    def _place(self, frame: FrameType | None) -> tuple[str | None, int | None, str | None, bool]:
-        """Return the program's innermost function and its line, what it called, and if for data."""
+    def _locate(self, frame: FrameType | None) -> tuple[str | None, int | None, str | None, bool]:
+        """Return the program's function, its line, the library it called, and if for data."""
         function, line, library = None, None, None
         is_data = of_loop = False
         while frame is not None:
@@ -188,5 +188,5 @@ def _named(code: CodeType) -> tuple[str, bool]:
         and "-packages/" not in path
         and (path[:1] != "<" or path.startswith("<ipython"))
     )
-    found = max((e for e in sys.path if e and path.startswith(f"{e}/")), key=len, default="")
-    return f"{path[len(found) :].lstrip('/')}({code.co_firstlineno}): {code.co_name}", is_program
+    entry = max((e for e in sys.path if e and path.startswith(f"{e}/")), key=len, default="")
+    return f"{path[len(entry) :].lstrip('/')}({code.co_firstlineno}): {code.co_name}", is_program

@@ -92,7 +92,7 @@ class StepLog:
         return count
 
     def skip(self) -> None:
-        """Begin the step now: what was done since the last one ended belongs to no step."""
+        """Begin the step now; the time since the last one ended belongs to none."""
         self._start_ns = clock.now_ns()
 
     def due(self, now_ns: int) -> bool:
@@ -100,7 +100,7 @@ class StepLog:
         return now_ns - self._flushed_ns > _FLUSH_NS and bool(self._rows)
 
     def flush(self) -> None:
-        """Write what ended since."""
+        """Write the steps that ended since the last call."""
         self._flushed_ns = clock.now_ns()
         rows, self._rows = self._rows, []
         if rows and self._writer is not None:
@@ -123,7 +123,7 @@ class StepLog:
         self._writer = StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
 
     def close(self) -> None:
-        """Write what is left and end the file."""
+        """Flush and close the file."""
         try:
             self.flush()
         finally:

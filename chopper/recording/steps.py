@@ -42,7 +42,7 @@ _ACCUMULATED_PASSES = 1024
 
 
 class StepTracker:
-    """Tells where steps begin and end, from what it watches; traces are taken between them.
+    """Finds where steps begin and end; traces start and stop between them.
 
     Args:
         part: the rank's part of the run.
@@ -284,7 +284,7 @@ class OptimizerCycle:
         return self._unit[-1][1]
 
     def dropped(self, optimizer_id: int) -> None:
-        """Note that an optimizer is no more; called in any thread."""
+        """Note that an optimizer was deleted; called in any thread."""
         self._dropped.add(optimizer_id)
 
     def stepped(self, optimizer_id: int, now_ns: int) -> list[int]:
@@ -401,7 +401,7 @@ class BackwardSteps:
 
 
 def finite_number(value: Any) -> float | int | None:
-    """Return a value as the number that a manifest can hold; None when it is no finite number."""
+    """Return a value as a number that a manifest can hold; None if it is not a finite number."""
     if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
         return value
     try:

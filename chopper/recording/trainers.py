@@ -155,7 +155,7 @@ class TrainerPhases:
         """Functions whose calls are not seen: see ``_Monitor``."""
 
     def begin(self) -> None:
-        """Watch what is imported; watch the imports of the rest."""
+        """Watch the trainers that are imported, and the imports of the others."""
         text = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
         for module, phases in json.loads(text).items():
             watch = functools.partial(self._watch_module, module, phases)
@@ -248,7 +248,7 @@ class Evaluations:
             self._eval.end()
 
     def trained(self) -> None:
-        """Note that a backward pass ended or an optimizer stepped: what began is no evaluation."""
+        """Note that a backward pass ended or an optimizer stepped: the open block is training."""
         self._has_trained = True
         self._begun = []
         train, self._train = self._train, None

@@ -242,8 +242,8 @@ class TraceWindows:
         latest_ns = statistics.median(self._latest_ns)
         traced_ns = statistics.median(self._traced_ns or (0,))
         alike = _ALIKE[0] * latest_ns <= traced_ns <= _ALIKE[1] * latest_ns
-        whole = self._kept.window == first and self._kept_steps == first.stop - first.start
-        return whole and alike and max(self._traced_ns) <= _UNEVEN * latest_ns
+        is_complete = self._kept.window == first and self._kept_steps == first.stop - first.start
+        return is_complete and alike and max(self._traced_ns) <= _UNEVEN * latest_ns
 
     def note_length(self, number: int, length_ns: int, profiled: bool) -> None:
         """Note how long a step took, and have the later window hold a long one that comes again."""
@@ -420,12 +420,14 @@ class TraceWindows:
             self._moved = True
             self._upcoming.append(Window(_MOVED_TO, _MOVED_TO + 1, settle=0))
             again = f"; step {_MOVED_TO} is traced in its place, if the program gets there"
-        whole = (
+        complete_steps = (
             f"complete in it: {_steps_text(window.start, number)}"
             if number > window.start
             else "it holds no complete step, only the beginning of one"
         )
-        self._note_limit(f"the trace ended within step {number} at {excess}: {whole}{again}")
+        self._note_limit(
+            f"the trace ended within step {number} at {excess}: {complete_steps}{again}"
+        )
 
     def _fit_windows(self, window: Window) -> None:
         """A trace ended: plan the later ones so that they fit into the limits.
@@ -557,11 +559,11 @@ class TraceWindows:
         first = window.start if stop > window.start else min(window.begin, stop)
         self._kept, self._kept_steps = capture, stop - first
         samples = [] if self._stacks is None else self._stacks.take_rows()
-        beside: tuple[tuple[str, Sequence[tuple[Any, ...]]], ...] = (
+        tables: tuple[tuple[str, Sequence[tuple[Any, ...]]], ...] = (
             ("layer_sequence", self._annotator.take_rows()),
             ("python_sample", samples),
         )
-        for name, rows in beside:
+        for name, rows in tables:
             path = self._part.directory / f"{name}.arrow"
             with contextlib.closing(StreamWriter(path, name)) as writer:
                 writer.write_rows(rows)

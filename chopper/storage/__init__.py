@@ -1,1 +1,1 @@
-"""Run directories: where they may be, what lies in them, and how it is checked."""
+"""Run directories: their layout, reading, writing and exclusive access."""

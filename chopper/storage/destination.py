@@ -92,11 +92,11 @@ def check_output(path: Path, *, force: bool = False) -> bool:
             raise OutputError(f"{path}: holds files that are not a chopper run; choose another -o")
         if not force:
             raise OutputError(f"{path}: holds a run already; pass --force to replace it")
-        others = [p.name for p in entries if not is_own(p)] or _foreign_below(path)
-        if others:
+        foreign = [p.name for p in entries if not is_own(p)] or _foreign_below(path)
+        if foreign:
             raise OutputError(
                 f"{path}: holds, besides a run, files that chopper did "
-                f"not write ({some([printable(name) for name in others])}): nothing is removed; "
+                f"not write ({some([printable(name) for name in foreign])}): nothing is removed; "
                 f"move them away, or choose another -o"
             )
         for folder, owner in recorders(path):
@@ -134,7 +134,7 @@ def _named_in(folder: Path) -> set[str]:
 
 
 def run_around(path: Path) -> Path | None:
-    """Return the run directory that a file lies in, or would lie in; None when it is in none."""
+    """Return the run directory around a file, which need not exist; None without one."""
     for directory in _real(path).parents:
         if not is_run(directory):
             continue
@@ -232,7 +232,7 @@ def new_output(
 
 
 def _finish(path: Path, old: Path | None, *, existed: bool) -> str | None:
-    """Have what was recorded replace the run in ``old``, if any; return why it did not."""
+    """Let the new recording replace the run in ``old``, if any; return why it did not."""
     run_dir = _real(path)
     if old is None:
         if not holds_recording(run_dir):
@@ -240,8 +240,8 @@ def _finish(path: Path, old: Path | None, *, existed: bool) -> str | None:
         return None
     if recorders(run_dir) and not replaces(run_dir, old):
         return f"{path}: is still being recorded into, without a step so far; " + _show(path, old)
-    kept = settle(run_dir, old)
-    return None if kept is None else no_step(path, path.with_name(kept.name))
+    no_steps_dir = settle(run_dir, old)
+    return None if no_steps_dir is None else no_step(path, path.with_name(no_steps_dir.name))
 
 
 @contextlib.contextmanager
@@ -334,8 +334,8 @@ def recover(path: Path) -> list[str]:
     if old is not None and not recorders(run_dir):
         if run_dir.exists() and (not run_dir.is_dir() or replaces(run_dir, old)):
             lines.append(f"{killed} while it replaced {path}: {_show(path, old)}")
-        elif (kept := settle(run_dir, old)) is not None:
-            lines.append(f"{killed}: {no_step(path, path.with_name(kept.name))}")
+        elif (no_steps_dir := settle(run_dir, old)) is not None:
+            lines.append(f"{killed}: {no_step(path, path.with_name(no_steps_dir.name))}")
         else:
             lines.append(
                 f"{killed} before it recorded anything: the run that it was to replace is back in "
@@ -378,7 +378,7 @@ def set_aside(run_dir: Path) -> Path | None:
 
 
 def settle(run_dir: Path, old: Path) -> Path | None:
-    """Remove the run in ``old`` if what was recorded in ``run_dir`` replaces it; else put it back.
+    """Remove the run in ``old`` if the recording in ``run_dir`` replaces it; else put it back.
 
     Returns:
         Where a recording is kept that replaced nothing; None when there is none.
@@ -393,32 +393,32 @@ def settle(run_dir: Path, old: Path) -> Path | None:
             old = old.replace(gone)
         shutil.rmtree(old, ignore_errors=True)
         return None
-    kept = None
+    no_steps_dir = None
     if run_dir.is_dir() and holds_recording(run_dir):
-        kept = _unused(run_dir, "no-steps")
+        no_steps_dir = _unused(run_dir, "no-steps")
         try:
-            kept.mkdir()
+            no_steps_dir.mkdir()
             for entry in [e for e in run_dir.iterdir() if is_own(e) and e.name != LOCK]:
-                entry.replace(kept / entry.name)
+                entry.replace(no_steps_dir / entry.name)
         except OSError as exc:
             raise OutputError(
                 f"{run_dir}: what was recorded cannot be moved ({reason_of(exc)}); the previous "
                 f"run is kept as {old}"
             ) from exc
     _put_back(run_dir, old)
-    return kept
+    return no_steps_dir
 
 
-def no_step(path: Path, kept: Path) -> str:
+def no_step(path: Path, no_steps_dir: Path) -> str:
     """Say that a recording replaced nothing."""
     return (
         f"{path}: no step was recorded, so the run that was there stays; what was recorded is kept "
-        f"as {kept}"
+        f"as {no_steps_dir}"
     )
 
 
 def replaces(run_dir: Path, old: Path) -> bool:
-    """Return whether what was recorded in a directory may replace the run in ``old``."""
+    """Return whether the recording in a directory may replace the run in ``old``."""
     return holds_recording(run_dir) and may_replace(content_of(run_dir), content_of(old))
 
 

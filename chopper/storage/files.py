@@ -65,11 +65,11 @@ def decode_document(data: bytes, kind: type[_T], schema: str, problem: str, *, r
     Raises:
         InputError: damaged, or of another schema.
     """
-    found = decode_json(data, dict[str, Any], problem, remedy=remedy, error=InputError)
-    named = found.get("schema", "")
+    document = decode_json(data, dict[str, Any], problem, remedy=remedy, error=InputError)
+    named = document.get("schema", "")
     if named != schema:
-        shown = printable(str(named)[:80])
-        raise InputError(f"{problem} (has schema {shown!r}, expected {schema!r}); {remedy}")
+        schema_text = printable(str(named)[:80])
+        raise InputError(f"{problem} (has schema {schema_text!r}, expected {schema!r}); {remedy}")
     return decode_json(data, kind, problem, remedy=remedy, error=InputError)
 
 
@@ -156,7 +156,7 @@ def read_bytes(
 
 
 def inside(root: Path, name: str | Path) -> Path:
-    """Return the path of a file or folder of a run, which must lie in the run's own directory.
+    """Return the path of a file or folder of a run, which must be inside the run's directory.
 
     That directory may itself be reached through a link.
 
@@ -165,11 +165,11 @@ def inside(root: Path, name: str | Path) -> Path:
     """
     relative = PurePosixPath(name)
     parts = relative.parts
-    shown = printable(str(name))
+    text = printable(str(name))
     leaves = os.name == "nt" and any("\\" in part or ":" in part for part in parts)
     if relative.is_absolute() or ".." in parts or not parts or "\0" in str(name) or leaves:
         raise RunFormatError(
-            f"{root}: names {shown!r}, which is not inside it; only files of the run are read"
+            f"{root}: names {text!r}, which is not inside it; only files of the run are read"
         )
     path = root
     for part in parts:
@@ -238,16 +238,16 @@ def is_users(status: os.stat_result) -> bool:
 
 def _check_own(path: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
-        found = "a link"
+        kind = "a link"
     elif not stat.S_ISREG(status.st_mode):
-        found = "not a file"
+        kind = "not a file"
     # Some file systems give all files to one user: whoever has the folder could replace them.
     elif not is_users(status) and status.st_uid != path.parent.stat().st_uid:
-        found = f"a file of another user ({status.st_uid})"
+        kind = f"a file of another user ({status.st_uid})"
     else:
         return
     raise OutputError(
-        f"{path}: is {found}, where chopper keeps a lock of its own; remove it, or choose another "
+        f"{path}: is {kind}, where chopper keeps a lock of its own; remove it, or choose another "
         "output"
     )
 

@@ -80,7 +80,7 @@ def is_experiment(path: Path) -> bool:
 
 
 def rank_dirs(path: Path) -> list[Path]:
-    """Return the folders of a run's ranks, ascending; none when there is no such run."""
+    """Return the folders of a run's ranks, ascending; empty without such a run."""
     try:
         return sorted(p for p in path.iterdir() if is_rank_dir(p) and not p.is_symlink())
     except OSError:
@@ -88,7 +88,7 @@ def rank_dirs(path: Path) -> list[Path]:
 
 
 def sub_run(path: Path, number: int) -> Path:
-    """Return the directory of the n-th process that is no rank of a run; n is 2 or more."""
+    """Return the directory of the n-th process outside the job of a run (n >= 2)."""
     return path / f"process-{number}"
 
 

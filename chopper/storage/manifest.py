@@ -336,7 +336,7 @@ def decode_stored(data: bytes, where: str) -> Upload | RunManifest:
 
 
 def _check_version(data: bytes, where: str) -> None:
-    """Refuse what is no manifest, or of a newer chopper, of which nothing else may be read."""
+    """Refuse a manifest of another schema, or of a newer chopper: nothing else of it is read."""
     problem = f"{where}: not a chopper manifest"
     version = decode_json(data, _Versioned, problem, error=RunFormatError).schema_version
     if version > SCHEMA_VERSION:

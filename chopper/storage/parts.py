@@ -105,20 +105,20 @@ class RunWriter:
         Raises:
             OutputError: it cannot be written; what is most important of it may have been.
         """
-        place = self.directory / MANIFEST
+        path = self.directory / MANIFEST
         try:
-            write_atomic(place, m.encode(self.manifest))
+            write_atomic(path, m.encode(self.manifest))
         except OutputError:
             brief = msgspec.structs.replace(self.manifest, environment={}, collectors=[])
             with contextlib.suppress(OutputError):
-                write_atomic(place, m.encode(brief))
+                write_atomic(path, m.encode(brief))
             raise
 
 
 def read_parts(
     path: Path, exit_code: int | None = None
 ) -> tuple[list[m.RankManifest], list[m.Finding]]:
-    """Read the manifests of a run's ranks, and what is odd about them.
+    """Read the manifests of a run's ranks; return them with findings about them.
 
     A folder without a readable one gets a part that says only what its files do. The exit code is
     that of the command that was recorded; None where nobody waited for it.
@@ -408,13 +408,13 @@ class Content(IntEnum):
 
 def content(folders: Iterable[tuple[m.RankManifest | None, bool]]) -> Content:
     """Return how much a run holds whose ranks have these parts and, or not, steps."""
-    found = Content.TELEMETRY
+    most = Content.TELEMETRY
     for part, steps in folders:
         if steps or (part is not None and part.status == "imported"):
             return Content.STEPS
         if part is not None and (part.traces or part.measures):
-            found = Content.UNSTEPPED
-    return found
+            most = Content.UNSTEPPED
+    return most
 
 
 def may_replace(new: Content, old: Content) -> bool:
@@ -428,8 +428,8 @@ def may_replace(new: Content, old: Content) -> bool:
 
 def content_of(path: Path) -> Content:
     """Return how much a run directory holds, with the runs inside it, or an experiment."""
-    found = (f for pattern in ("rank-*", "*/rank-*") for f in path.glob(pattern))
-    return content((part_of(folder), has_steps(folder)) for folder in found)
+    folders = (f for pattern in ("rank-*", "*/rank-*") for f in path.glob(pattern))
+    return content((part_of(folder), has_steps(folder)) for folder in folders)
 
 
 def yield_ranks(path: Path) -> None:
@@ -506,13 +506,13 @@ def further_processes(path: Path) -> list[SubRun]:
     return runs_inside
 
 
-def other_processes(path: Path, shown: Path | None = None) -> list[m.Finding]:
-    """Return findings about the processes that are no part of a run, ``shown`` in messages."""
+def other_processes(path: Path, shown_path: Path | None = None) -> list[m.Finding]:
+    """Return findings about further processes, whose runs are inside ``path``."""
     subs = further_processes(path)
     if not subs:
         return []
     trained = any(sub.steps != 0 for sub in subs)
-    named = [str(replace(sub, path=(shown or path) / sub.path.name)) for sub in subs]
+    named = [str(replace(sub, path=(shown_path or path) / sub.path.name)) for sub in subs]
     return [
         m.Finding(
             code="run.processes",

@@ -162,13 +162,13 @@ def locked(file: Path, *, wait_s: float = 0.0) -> Iterator[Callable[[str], None]
         yield lambda _: None
         return
     try:
-        own = file.lstat()
+        lock_status = file.lstat()
         _write(file, str(pid))
         yield functools.partial(_write, file)
     finally:
         if os.getpid() == pid:  # not a forked child, which has it open, too
             with contextlib.suppress(OSError):
-                if os.path.samestat(own, file.lstat()):  # not moved with the run meanwhile
+                if os.path.samestat(lock_status, file.lstat()):  # not moved with the run meanwhile
                     file.unlink()
             lock.release()
 

@@ -81,7 +81,7 @@ class _Listing:
     places: Mapping[str, Path]
     """Of each file's copy."""
     folder: Path
-    whole: Path | None
+    directory: Path | None
     """Copy of the directory, where the address is one."""
 
 
@@ -132,8 +132,8 @@ def in_addresses(text: str) -> str:
     """Return a message with addresses in place of the copies that it names, on any machine."""
     for folder in _address_by_folder:  # may have spaces in it
         text = text.replace(str(folder), f"/chopper/remote/{folder.name}")
-    for key, shown in _shown_by_key.items():
-        text = re.sub(rf"[^\s'\"(]*/chopper/remote/{key}", lambda _, s=shown: s, text)  # type: ignore[misc]
+    for key, folder_address in _shown_by_key.items():
+        text = re.sub(rf"[^\s'\"(]*/chopper/remote/{key}", lambda _, s=folder_address: s, text)  # type: ignore[misc]
     return message_without_secrets(text)
 
 
@@ -149,16 +149,16 @@ def origin(path: Path) -> tuple[str, str] | None:
 
 
 def restored(address: str, below: str) -> Path:
-    """Return a copy on this machine, of a file or a directory; what is missing of it is fetched.
+    """Return the local copy of a file or directory; missing files are fetched.
 
     Raises:
         InputError: it cannot be read.
     """
     with _explained(address, InputError, "read"):
         listing = _listing(address)
-        place = inside(listing.folder, below)
-        _fetch(listing, [n for n, p in listing.places.items() if p.is_relative_to(place)])
-        return place
+        copy = inside(listing.folder, below)
+        _fetch(listing, [n for n, p in listing.places.items() if p.is_relative_to(copy)])
+        return copy
 
 
 def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
@@ -179,7 +179,7 @@ def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
             _address_by_folder[listing.folder] = address
             _remove_others(listing)
             break
-        return tuple(listing.places.values()) if listing.whole is None else (listing.whole,)
+        return tuple(listing.places.values()) if listing.directory is None else (listing.directory,)
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def _listing(address: str) -> _Listing:
     fs, path = opened(address)
     names, base, is_whole = _within(lambda: _listed(fs, path, address))
     folder = cache_folder("remote", address)
-    _shown_by_key[folder.name] = without_secrets(_shown(address, fs, base))
+    _shown_by_key[folder.name] = without_secrets(_folder_address(address, fs, base))
     top = PurePosixPath(_below_host(base)).name
     places = {name: _copy_of(folder, top, below) for name, (_, below) in names.items()}
     files = {name: info for name, (info, _) in names.items()}
@@ -196,17 +196,17 @@ def _listing(address: str) -> _Listing:
 
 def _within(look: Callable[[], _T]) -> _T:
     """Ask a server something, and give up what takes too long."""
-    found: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
-            found.put((look(), None))
+            answers.put((look(), None))
         except BaseException as exc:  # noqa: BLE001  (raised by who waits for it)
-            found.put((None, exc))
+            answers.put((None, exc))
 
     threading.Thread(target=work, daemon=True).start()
     try:
-        value, error = found.get(timeout=_LOOK_S)
+        value, error = answers.get(timeout=_LOOK_S)
     except queue.Empty:
         raise TimeoutError(f"no answer for {_LOOK_S:g} s") from None
     if error is not None:
@@ -220,7 +220,7 @@ def name_of(address: str) -> str:
 
 
 def on_this_machine(address: str) -> Path | None:
-    """Return the path that an address of this machine stands for; None for any other.
+    """Return the path of a ``file://`` or ``local://`` address; None for any other address.
 
     Raises:
         InputError: it has user information, a query or a fragment.
@@ -245,14 +245,14 @@ def opened(address: str) -> tuple[Any, str]:
     address = scheme + address[len(scheme) :]
     if scheme in Web.protocol:
         return Web(), address.partition("#")[0]
-    shown = without_secrets(address)
+    name = without_secrets(address)
     if "::" in address:
-        raise InputError(f"{shown}: is several addresses in one (::), expected one")
+        raise InputError(f"{name}: is several addresses in one (::), expected one")
     try:
         import fsspec
     except ImportError:
         raise InputError(
-            f"{shown}: needs fsspec, which is not installed: pip install 'chopper-profiler[remote]'"
+            f"{name}: needs fsspec, which is not installed: pip install 'chopper-profiler[remote]'"
         ) from None
     options: dict[str, Any] = {}
     if scheme in ("s3", "s3a"):
@@ -284,7 +284,7 @@ def _listed(
     plain = path[:query] if query >= 0 else path
     magic = re.search(r"[*?\[]", plain[max(begin, 0) :])
     if magic:
-        found = fs.glob(path, detail=True)
+        info_by_name = fs.glob(path, detail=True)
         base = plain[: max(begin, 0) + magic.start()].rpartition("/")[0]
     elif plain.endswith("/") or (not is_web and fs.isdir(path)):
         base = plain.rstrip("/")
@@ -298,15 +298,15 @@ def _listed(
                 base,
                 True,
             )
-        found = fs.find(base, detail=True)
+        info_by_name = fs.find(base, detail=True)
         if run is None:
-            found = {n: i for n, i in found.items() if "/" not in n[len(base) + 1 :]}
+            info_by_name = {n: i for n, i in info_by_name.items() if "/" not in n[len(base) + 1 :]}
     else:
         base, _, name = plain.rpartition("/")
         return {path: (fs.info(path), name)}, base, False
     files = {
         name: (info, name[len(base) :].lstrip("/"))
-        for name, info in found.items()
+        for name, info in info_by_name.items()
         if info.get("type") == "file"
     }
     if not files:
@@ -322,28 +322,28 @@ def _listed(
 
 
 def _told_of(run: m.Upload, size: int) -> dict[str, Any]:
-    """Return what is known of a file that was uploaded: nobody changes it there."""
+    """Return size and version of an uploaded file; nobody changes it there."""
     return {"type": "file", "size": size, "ETag": run.folder}
 
 
 def _run_at(fs: Any, base: str) -> m.Upload | m.RunManifest | None:
     """Return what the manifest of a folder says; None where no run is."""
-    place = f"{base}/{MANIFEST}"
-    shown = without_secrets(place)
+    path = f"{base}/{MANIFEST}"
+    shown_path = without_secrets(path)
     try:
-        size = fs.info(place).get("size")
+        size = fs.info(path).get("size")
         if (size or 0) > _MOST_MANIFEST_BYTES:
-            raise RunFormatError(f"{shown}: has {bytes_(size)}, too large for a manifest")
+            raise RunFormatError(f"{shown_path}: has {bytes_(size)}, too large for a manifest")
         if isinstance(fs, Web):
-            data = fs.cat_file(place)
+            data = fs.cat_file(path)
         else:
-            data = fs.cat_file(place, start=0, end=size) if size else b""
+            data = fs.cat_file(path, start=0, end=size) if size else b""
     except FileNotFoundError as exc:
         if exc.__cause__ is not None:  # no bucket, or no answer
             raise
         return None
     try:
-        return m.decode_stored(data, shown)
+        return m.decode_stored(data, shown_path)
     except m.NewerRunError:
         raise
     except RunFormatError:
@@ -354,22 +354,22 @@ def _fetch(listing: _Listing, names: Collection[str], tell: Tell = lambda _: Non
     """Copy those files that are not there as they are now, within the limits."""
     listing.folder.mkdir(parents=True, exist_ok=True)
     wanted = [name for name in names if not _is_current(listing, name)]
-    coming: dict[str, tuple[Arrival, Path]] = {}
+    arrivals: dict[str, tuple[Arrival, Path]] = {}
 
     def copy(name: str, is_over: Callable[[], bool]) -> None:
-        place, info = listing.places[name], listing.files[name]
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_name(f".{place.name}.{os.getpid()}-{threading.get_ident()}.part")
+        target, info = listing.places[name], listing.files[name]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
 
         def begin() -> Arrival:
-            arrival = Arrival(in_addresses(str(place)), listing.folder)
+            arrival = Arrival(in_addresses(str(target)), listing.folder)
             arrival.expect(info.get("size"))
-            coming[name] = arrival, part
+            arrivals[name] = arrival, part
             return arrival
 
         try:
             _download(listing.fs, name, part, info.get("size"), begin, is_over)
-            part.replace(place)
+            part.replace(target)
         finally:
             part.unlink(missing_ok=True)
         noted = _noted(listing, name)
@@ -377,29 +377,29 @@ def _fetch(listing: _Listing, names: Collection[str], tell: Tell = lambda _: Non
         write_atomic(noted, (_version(info) or "").encode())
 
     def watch(count: int) -> None:
-        for arrival, part in [*coming.values()]:
+        for arrival, part in [*arrivals.values()]:
             with contextlib.suppress(FileNotFoundError):
                 if not isinstance(listing.fs, Web):  # which counts what is sent itself
                     arrival.at(part.stat().st_size)
-        so_far_bytes = sum(arrival.sent_bytes for arrival, _ in [*coming.values()])
+        so_far_bytes = sum(arrival.sent_bytes for arrival, _ in [*arrivals.values()])
         tell(f" ({count} of {len(wanted)} files copied, {bytes_(so_far_bytes)})")
 
     try:
         _each(copy, wanted, watch)
     finally:
-        for _, part in [*coming.values()]:  # of threads that hang
+        for _, part in [*arrivals.values()]:  # of threads that hang
             part.unlink(missing_ok=True)
 
 
 def _is_current(listing: _Listing, name: str) -> bool:
     """Return whether the copy of a file is what the file is now."""
-    place, info = listing.places[name], listing.files[name]
+    copy, info = listing.places[name], listing.files[name]
     version = _version(info)
     try:
         return (
             version is not None
             and read_bytes(_noted(listing, name), error=OSError) == version.encode()
-            and place.stat().st_size == info.get("size", place.stat().st_size)
+            and copy.stat().st_size == info.get("size", copy.stat().st_size)
         )
     except OSError:
         return False
@@ -506,7 +506,7 @@ def _download(
     is_over: Callable[[], bool],
 ) -> None:
     """Copy a file; one that comes in part is tried again, and never lies there as if whole."""
-    for left in reversed(range(_ATTEMPTS)):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             _get(fs, name, part, begin(), is_over)
             got = part.stat().st_size
@@ -515,7 +515,7 @@ def _download(
         except (FileNotFoundError, PermissionError, ChopperError, _Stopped):
             raise
         except Exception:
-            if not left or is_over():
+            if not attempts_left or is_over():
                 raise
         else:
             return
@@ -535,7 +535,7 @@ def _get(fs: Any, name: str, part: Path, arrival: Arrival, is_over: Callable[[],
     fs.get_file(name, str(part), callback=fsspec.Callback(hooks={"limits": check}))
 
 
-def _shown(address: str, fs: Any, base: str) -> str:
+def _folder_address(address: str, fs: Any, base: str) -> str:
     """Return the address of the folder that holds a base, as the user writes it."""
     if isinstance(fs, Web):
         return base.rpartition("/")[0]
@@ -554,18 +554,18 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
     with _explained(address, OutputError, "written"):
         fs, path = opened(address)
         path = path.rstrip("/")
-        own = f"upload-{secrets.token_hex(8)}"
+        folder_name = f"upload-{secrets.token_hex(8)}"
         sizes = {
             file.relative_to(folder).as_posix(): file.stat().st_size
             for file in sorted(folder.rglob("*"))
             if file.is_file() and not file.is_symlink()
         }
-        names = {f"{path}/{own}/{name}": folder / name for name in sizes}
+        names = {f"{path}/{folder_name}/{name}": folder / name for name in sizes}
         try:
             _each(lambda name, _: _put(fs, names[name], name), names)
-            found = fs.find(f"{path}/{own}", detail=True)
+            info_by_name = fs.find(f"{path}/{folder_name}", detail=True)
             for name, size in sizes.items():
-                got = found.get(f"{path}/{own}/{name}", {}).get("size")
+                got = info_by_name.get(f"{path}/{folder_name}/{name}", {}).get("size")
                 if got != size:
                     raise OSError(f"{name}: {got} of {size} bytes arrived")
             replaced = _replaceable(fs, path, address, force=force)
@@ -577,7 +577,7 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
             with contextlib.suppress(Exception):
                 _within(lambda: _remove(fs, names))
             raise
-        run = m.Upload(folder=own, files=sizes)
+        run = m.Upload(folder=folder_name, files=sizes)
         _switch(fs, path, run)
         try:
             if replaced:
@@ -601,8 +601,8 @@ def _switch(fs: Any, path: str, run: m.Upload) -> None:
 
     A server that does not answer may have written it.
     """
-    with tempfile.TemporaryDirectory() as made:
-        manifest = Path(made, MANIFEST)
+    with tempfile.TemporaryDirectory() as temporary:
+        manifest = Path(temporary, MANIFEST)
         manifest.write_bytes(m.encode_stored(run))
         try:
             _put(fs, manifest, f"{path}/{MANIFEST}")
@@ -694,13 +694,13 @@ def _explained(address: str, error: type[ChopperError], verb: str) -> Iterator[N
     try:
         yield
     except Exception as exc:  # noqa: BLE001  (libraries of file systems raise what they like)
-        said = f"{type(exc).__name__}: {exc} {exc.__cause__}"
-        raised = error(message_without_secrets(_said(exc, address, verb)))
+        message = f"{type(exc).__name__}: {exc} {exc.__cause__}"
+        raised = error(message_without_secrets(_error_text(exc, address, verb)))
         # Python shows the cause, too.
-        raise raised from (exc if message_without_secrets(said) == said else None)
+        raise raised from (exc if message_without_secrets(message) == message else None)
 
 
-def _said(exc: Exception, address: str, verb: str) -> str:
+def _error_text(exc: Exception, address: str, verb: str) -> str:
     """Return what an error of any library means."""
     if isinstance(exc, ChopperError):
         return str(exc)
@@ -709,8 +709,8 @@ def _said(exc: Exception, address: str, verb: str) -> str:
             return f"{address}: not found"
         # fsspec's, of a server that refuses or does not answer
         denied = getattr(exc.__cause__, "status", None) in (401, 403)
-        said = "access is denied" if denied else f"cannot be {verb}"
-        return f"{address}: {said} ({_named(exc.__cause__)})"
+        reason = "access is denied" if denied else f"cannot be {verb}"
+        return f"{address}: {reason} ({_named(exc.__cause__)})"
     if isinstance(exc, PermissionError):
         return f"{address}: access is denied ({_named(exc)}); check the credentials"
     if isinstance(exc, ImportError):
@@ -727,5 +727,5 @@ def _said(exc: Exception, address: str, verb: str) -> str:
 
 def _named(exc: BaseException) -> str:
     """Return the kind of an error, and its first line."""
-    said = message_without_secrets(str(exc)).strip()  # before an address is cut
-    return f"{type(exc).__name__}: {said.partition(chr(10))[0][:200]}"
+    text = message_without_secrets(str(exc)).strip()  # before an address is cut
+    return f"{type(exc).__name__}: {text.partition(chr(10))[0][:200]}"

@@ -30,7 +30,7 @@ _FLUSH_NS = 1_000_000_000
 
 
 class ChecksummedSink(io.BufferedWriter):
-    """A file, opened for writing without a buffer, that counts the CRC-32 of what it is given."""
+    """A file, opened for writing without a buffer, that computes the CRC-32 of its bytes."""
 
     crc32 = 0
 
@@ -102,10 +102,10 @@ def stream_batches(data: bytes) -> Iterator[pa.RecordBatch]:
                 except StopIteration:
                     break
                 crc32, start = zlib.crc32(memoryview(data)[start:end], crc32), end
-                said = (metadata or {}).get(CHECKSUM)
+                checksum = (metadata or {}).get(CHECKSUM)
                 if before is None:
-                    checksummed = said is not None
-                if said != (b"%08x" % crc32 if checksummed else None):
+                    checksummed = checksum is not None
+                if checksum != (b"%08x" % crc32 if checksummed else None):
                     raise DamagedStreamError("its checksum differs")
                 if before is not None:
                     yield before
@@ -261,7 +261,7 @@ class RowLog:
         return now_ns - self._flushed_ns > _FLUSH_NS
 
     def flush(self, now_ns: int) -> None:
-        """Write what is not on disk."""
+        """Write the rows that are not on disk."""
         self._flushed_ns = now_ns
         rows, self.rows = self.rows, []
         if rows and self._writer is None:
@@ -270,7 +270,7 @@ class RowLog:
             self._writer.write_rows(rows)
 
     def close(self) -> None:
-        """Write what is left and end the file; safe to call twice."""
+        """Write the remaining rows and close the file; safe to call twice."""
         try:
             self.flush(self._flushed_ns)
         finally:

@@ -141,14 +141,14 @@ class Web:
             with self._answer("GET", name, Arrival(without_secrets(name))) as response:
                 return _info(response)
 
-    def get_file(self, name: str, place: str, arrival: Arrival) -> None:
+    def get_file(self, name: str, path: str, arrival: Arrival) -> None:
         """Copy a file.
 
         Raises:
             InputError: it is beyond the limits.
             OSError: it cannot be read, or comes in part.
         """
-        with self._answer("GET", name, arrival) as response, Path(place).open("wb") as file:
+        with self._answer("GET", name, arrival) as response, Path(path).open("wb") as file:
             length = response.getheader("Content-Length")
             is_packed = _coding(response) not in ("", "identity")
             arrival.expect(None if length is None else int(length), is_packed=is_packed)
@@ -164,18 +164,18 @@ class Web:
     def find(self, base: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
         """Return the files that the pages of a folder, and of those in it, link to."""
         del detail
-        waiting, found = [base.rstrip("/") + "/"], dict[str, dict[str, Any]]()
+        waiting, files = [base.rstrip("/") + "/"], dict[str, dict[str, Any]]()
         for folder in waiting:
             for link in self._links(folder):
                 if not link.endswith("/"):
-                    found[link] = {"type": "file"}
+                    files[link] = {"type": "file"}
                 elif link not in waiting:
                     waiting.append(link)
-                if len(found) + len(waiting) > _MOST_FILES:
+                if len(files) + len(waiting) > _MOST_FILES:
                     raise InputError(
                         f"{without_secrets(base)}: holds more than {_MOST_FILES} files; name fewer"
                     )
-        return found
+        return files
 
     def glob(self, pattern: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
         """Return the files that match a pattern."""
@@ -184,8 +184,8 @@ class Web:
         return {
             name: info
             for name, info in self.find("/".join(parts[:first]), detail=detail).items()
-            if len(own := name.split("/")) == len(parts)
-            and all(map(fnmatchcase, own[first:], parts[first:]))
+            if len(name_parts := name.split("/")) == len(parts)
+            and all(map(fnmatchcase, name_parts[first:], parts[first:]))
         }
 
     def _links(self, folder: str) -> list[str]:
@@ -203,10 +203,10 @@ class Web:
         self, method: str, address: str, arrival: Arrival
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask a server, and those that it redirects to."""
-        shown, least, hops = without_secrets(address), _HERE, 0
-        first = at = _split(address, shown)
+        name, least, hops = without_secrets(address), _HERE, 0
+        first = at = _split(address, name)
         while True:
-            connection, response = _connection(at, least, hops, arrival, shown), None
+            connection, response = _connection(at, least, hops, arrival, name), None
             try:
                 target = (at.path or "/") + (f"?{at.query}" if at.query else "")
                 headers = {"Accept-Encoding": "identity", "User-Agent": "chopper"}
@@ -226,10 +226,10 @@ class Web:
                     response.close()
                 connection.close()
             hops += 1
-            at = _redirected(shown, first, at, location, hops)
+            at = _redirected(name, first, at, location, hops)
 
 
-def _split(address: str, shown: str) -> SplitResult:
+def _split(address: str, name: str) -> SplitResult:
     """Return the parts of an address.
 
     Raises:
@@ -239,7 +239,7 @@ def _split(address: str, shown: str) -> SplitResult:
         at = urlsplit(address)
         if at.scheme in _PORTS and at.hostname and (at.port is None or at.port > 0):
             return at
-    raise InputError(f"{shown}: is no valid http or https address")
+    raise InputError(f"{name}: is no valid http or https address")
 
 
 def _origin(at: SplitResult) -> tuple[str, str | None, int]:
@@ -261,7 +261,7 @@ def _authorization(at: SplitResult) -> dict[str, str]:
 
 
 def _redirected(
-    shown: str, first: SplitResult, at: SplitResult, location: str, hops: int
+    name: str, first: SplitResult, at: SplitResult, location: str, hops: int
 ) -> SplitResult:
     """Return where a server redirects to.
 
@@ -269,42 +269,42 @@ def _redirected(
         InputError: it is another host, or less safe.
     """
     try:
-        to = _split(urljoin(at.geturl(), location) if location else "", shown)
+        to = _split(urljoin(at.geturl(), location) if location else "", name)
     except (ValueError, InputError):
-        raise InputError(f"{shown}: redirects to what is no http or https address") from None
+        raise InputError(f"{name}: redirects to what is no http or https address") from None
     if hops > _MOST_REDIRECTS:
-        raise InputError(f"{shown}: redirects more than {_MOST_REDIRECTS} times")
+        raise InputError(f"{name}: redirects more than {_MOST_REDIRECTS} times")
     if (at.scheme, to.scheme) == ("https", "http"):
-        raise InputError(f"{shown}: redirects from https to http, which anybody on the way reads")
+        raise InputError(f"{name}: redirects from https to http, which anybody on the way reads")
     if not _is_same(first, to) and not os.environ.get(ALLOW_REDIRECTS):
         _, host, port = _origin(to)
         raise InputError(
-            f"{shown}: redirects to another server, {printable(str(host)[:100])}:{port}, which is "
+            f"{name}: redirects to another server, {printable(str(host)[:100])}:{port}, which is "
             "not followed; name that one, or put `chopper --allow-redirects` before the command"
         )
     return to
 
 
 def _connection(
-    at: SplitResult, least: int, hops: int, arrival: Arrival, shown: str
+    at: SplitResult, least: int, hops: int, arrival: Arrival, name: str
 ) -> http.client.HTTPConnection:
     """Return a connection, not open yet; of a redirection only to where it may lead."""
 
     def connect(address: tuple[str, int], timeout: Any, _source: Any = None) -> socket.socket:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        for *_, (ip, *_more) in found if hops else ():
+        endpoints = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        for *_, (ip, *_more) in endpoints if hops else ():
             distance = distance_of(str(ip))
             if distance < least or (distance == _LINK != least):
                 raise InputError(
-                    f"{shown}: redirects to {printable(address[0][:100])}, which lies in a network "
+                    f"{name}: redirects to {printable(address[0][:100])}, which lies in a network "
                     "nearer to this machine, and is not followed"
                 )
         error: OSError | None = None
-        for family, kind, protocol, _, place in found:
+        for family, kind, protocol, _, endpoint in endpoints:
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.settimeout(timeout)
-                sock.connect(place)
+                sock.connect(endpoint)
                 sock.settimeout(_READ_S)
             except OSError as exc:
                 error = exc
@@ -337,8 +337,8 @@ def _info(response: http.client.HTTPResponse) -> dict[str, Any]:
     plain = _coding(response) in ("", "identity")
     length = response.getheader("Content-Length") if plain else None
     marks = {"ETag": "ETag", "LastModified": "Last-Modified"}
-    told = {ours: response.getheader(theirs) for ours, theirs in marks.items()}
-    return {"type": "file", "size": None if length is None else int(length), **told}
+    versions = {ours: response.getheader(theirs) for ours, theirs in marks.items()}
+    return {"type": "file", "size": None if length is None else int(length), **versions}
 
 
 def _coding(response: http.client.HTTPResponse) -> str:

@@ -47,7 +47,7 @@ def place():
     sampler.step_ended()
 
     def look():
-        return sampler._place(sys._getframe(1))
+        return sampler._locate(sys._getframe(1))
 
     return SimpleNamespace(look=look, step_ended=sampler.step_ended)
 
@@ -278,7 +278,7 @@ def test_waiting_for_what_another_thread_gives_is_waiting_for_data():
 
     def give():
         until(lambda: _waits_in(ident, "get"), "the program waits")
-        rows.append(sampler._place(sys._current_frames()[ident]))
+        rows.append(sampler._locate(sys._current_frames()[ident]))
         given.put(1)
 
     thread = threading.Thread(target=give)
