@@ -9,12 +9,9 @@ from typing import Literal
 
 from chopper.storage import clock
 from chopper.storage.manifest import Overhead
-from chopper.storage.streams import RowLog, StreamWriter
+from chopper.storage.streams import RowLog
 
 Source = Literal["mark", "optimizer", "backward"]
-_Row = tuple[int, int, int, str, bool, bool, int | None]
-"""A row of the table ``step``."""
-_FLUSH_NS = 1_000_000_000
 _MEDIAN_OF = 4096
 
 
@@ -29,16 +26,15 @@ class StepLog:
         self.optimizer = 1
         """Number of the kind of optimizer that the step began with, in order of appearance."""
         self._target = directory / "step.arrow"
-        self._writer: StreamWriter | None = StreamWriter(self._target, "step")
+        self._steps = RowLog(self._target)
+        self._steps.open()
         self._start_ns = self._first_ns = 0
         self._micro_steps_ns: list[int] | None = None
         """Times of micro-steps in steps that have not ended; None until a trainer tells of one."""
         self._counted = 0
         """Micro-steps of the steps that ended."""
-        self._rows: list[_Row] = []
         self.written = 0
         """Steps that are on disk, from the first on."""
-        self._flushed_ns = 0
         self._work = RowLog(directory / "step_work.arrow")
         self.own_costs_ns: deque[int] = deque(maxlen=_MEDIAN_OF)
         """Time that chopper's own code took within the last steps."""
@@ -68,7 +64,7 @@ class StepLog:
         if source == "optimizer" and self.optimizer > 1:
             source = f"{source} {self.optimizer}"
         row = (self.number, self._start_ns, end_ns, source, traced, profiled)
-        self._rows.append((*row, self._micro_steps(end_ns)))
+        self._steps.rows.append((*row, self._micro_steps(end_ns)))
         if traced or (not profiled and self.number > 1):
             self._durations[traced].append(length_ns)
         self.number += 1
@@ -97,44 +93,36 @@ class StepLog:
 
     def due(self, now_ns: int) -> bool:
         """Return whether it is time to flush, and steps that ended are not on disk."""
-        return now_ns - self._flushed_ns > _FLUSH_NS and bool(self._rows)
+        return bool(self._steps.rows) and self._steps.due(now_ns)
 
     def flush(self) -> None:
         """Write the steps that ended since the last call."""
-        self._flushed_ns = clock.now_ns()
-        rows, self._rows = self._rows, []
-        if rows and self._writer is not None:
-            self._writer.write_rows(rows)
-            if self._writer.path != self._target:
-                self._writer.path = self._writer.path.replace(self._target)
-            self.written += len(rows)
-        self._work.flush(self._flushed_ns)
+        now_ns = clock.now_ns()
+        count = self._steps.flush(now_ns)
+        if count and self._steps.path != self._target:
+            self._steps.path = self._steps.path.replace(self._target)
+        self.written += count
+        self._work.flush(now_ns)
 
     def restart(self) -> None:
         """Forget all steps: they were parts of the first one, which runs still."""
-        self._rows = []
         self.number = self.written = 0
         self._start_ns = self._first_ns
         if self._micro_steps_ns is not None:
             self._micro_steps_ns += [self._first_ns] * self._counted
             self._counted = 0
-        self.abandon()
+        self._steps.rows.clear()
+        self._steps.close()
         # Replaces the file that is there once steps are in it.
-        self._writer = StreamWriter(self._target.with_name(".step.arrow.tmp"), "step")
+        self._steps = RowLog(self._target.with_name(".step.arrow.tmp"), "step")
 
     def close(self) -> None:
         """Flush and close the file."""
         try:
             self.flush()
         finally:
-            self.abandon()
+            self._steps.close()
             self._work.close()
-
-    def abandon(self) -> None:
-        """End the file as it stands."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
 
     def summarize(self, overhead: Overhead) -> None:
         """Say what recording cost the steps."""

@@ -247,32 +247,51 @@ def write_table(folder: Path, name: str, columns: dict[str, Any]) -> str:
 
 
 class RowLog:
-    """Rows of ``<table>.arrow``, on disk about once a second; the file is there once any are."""
+    """Rows of a table, on disk about once a second; the file is there once any are.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        name: the table; by default the file is called ``<table>.arrow``.
+    """
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
+        self._name = name or path.stem
         self.rows: list[tuple[Any, ...]] = []
         """Rows that are not on disk."""
         self._writer: StreamWriter | None = None
+        self._is_closed = False
         self._flushed_ns = 0
+
+    def open(self) -> None:
+        """Make the file now, without rows.
+
+        Raises:
+            OutputError: it cannot be created.
+        """
+        self._writer = StreamWriter(self.path, self._name)
 
     def due(self, now_ns: int) -> bool:
         """Return whether it is time to flush; all times are of one clock."""
         return now_ns - self._flushed_ns > _FLUSH_NS
 
-    def flush(self, now_ns: int) -> None:
-        """Write the rows that are not on disk."""
+    def flush(self, now_ns: int) -> int:
+        """Write the rows that are not on disk; return how many."""
         self._flushed_ns = now_ns
         rows, self.rows = self.rows, []
-        if rows and self._writer is None:
-            self._writer = StreamWriter(self.path, self.path.stem)
-        if self._writer is not None:
-            self._writer.write_rows(rows)
+        if not rows or self._is_closed:
+            return 0
+        if self._writer is None:
+            self.open()
+        assert self._writer is not None
+        self._writer.write_rows(rows)
+        return len(rows)
 
     def close(self) -> None:
         """Write the remaining rows and close the file; safe to call twice."""
         try:
             self.flush(self._flushed_ns)
         finally:
+            self._is_closed = True
             if self._writer is not None:
                 self._writer.close()

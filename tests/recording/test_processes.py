@@ -112,8 +112,8 @@ def test_a_forked_child_trains_on_and_ends_as_it_wants(tmp_path):
 
 KILLED = """
 import os, signal, torch, chopper
-from chopper.recording import step_log as _step_log
-_step_log._FLUSH_NS = 0
+from chopper.storage import streams as _streams
+_streams._FLUSH_NS = 0
 with chopper.profile("run", collect=["torch_trace"]) as prof:
     for _ in range(3):
         prof.step()

@@ -31,7 +31,7 @@ from chopper.recording.options import (
 )
 from chopper.recording.steps import OptimizerCycle
 from chopper.recording.windows import LongSteps
-from chopper.storage import clock
+from chopper.storage import clock, streams
 from chopper.storage.run import Run
 from tests import command
 from tests.recording.make import (
@@ -516,14 +516,15 @@ def test_a_loop_without_steps_is_traced_whole(task):
 
 @pytest.mark.parametrize("collect", [(), TRACE_ONLY], ids=["no trace", "a far window"])
 def test_no_step_is_kept_in_memory(collect, monkeypatch):
-    monkeypatch.setattr(step_log, "_FLUSH_NS", 0)
+    monkeypatch.setattr(streams, "_FLUSH_NS", 0)
     with chopper.profile("run", collect=collect, steps=(1000, 1001)) as prof:
         for _ in range(100):
             prof.step()
         session = _session.active()
         assert session is not None
         assert session._steps is not None
-        kept = [value for value in vars(session._steps.log).values() if isinstance(value, list)]
+        log = session._steps.log
+        kept = [v for v in (*vars(log).values(), log._steps.rows) if isinstance(v, list)]
         assert not any(kept)
     assert len(steps_of("run")) == 100
 
