@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
+from chopper.analyzers.relations import connection
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankInput
 from chopper.tables import TABLES
+from chopper.views import VIEWS, typed
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
@@ -124,3 +126,13 @@ def by_cause(result: RankResult) -> dict[str, int]:
         times[row["cause"]] += row["time_ns"]
     assert sum(times.values()) == result.observed_ns
     return times
+
+
+def answered(name: str, **tables: pa.Table) -> list[dict[str, Any]]:
+    """What the query of a view returns of some tables."""
+    with connection(threads=1) as database:
+        for table_name, values in tables.items():
+            database.register(table_name, values)
+        found = database.sql(VIEWS[name].sql).to_arrow_table()
+    rows: list[dict[str, Any]] = typed(found, VIEWS[name], name).to_pylist()
+    return rows

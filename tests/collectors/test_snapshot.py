@@ -17,7 +17,6 @@ from click.testing import CliRunner
 import chopper
 from chopper.analyzers.views.memory_holders import memory_holders
 from chopper.analyzers.views.memory_over_time import memory_over_time
-from chopper.analyzers.views.memory_segments import memory_segments
 from chopper.cli import cli
 from chopper.collectors import allocator_history
 from chopper.collectors.allocator_history import AllocatorHistoryCollector
@@ -240,7 +239,7 @@ def trace(path: Path) -> Path:
 def test_a_snapshot_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "s.pickle", snapshot())
     found = chopper.attribute(path)
-    (segments,) = memory_segments(found).to_pylist()
+    (segments,) = view(found, "memory_segments").to_pylist()
     mib = 1 << 20
     assert segments["reserved_bytes"] == 4 * mib
     assert segments["fragmentation_ratio"] == 0.25

@@ -10,13 +10,12 @@ import pytest
 
 import chopper
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.views.overlap import correlations, ranks_within
 from chopper.analyzers.views.stragglers import worst
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
 from chopper.views import view
-from tests.analyzers.make import kernel, kernels, span, spans, steps, table
+from tests.analyzers.make import answered, kernel, kernels, span, spans, steps, table
 
 GEMM = "sm90_gemm"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32"
@@ -255,17 +254,43 @@ def test_no_correlation_is_told_of_few_or_equal_values() -> None:
 
 def test_correlations_equal_their_definitions() -> None:
     rng = np.random.default_rng(3)
-    a, b = rng.integers(0, 9, 40).astype(float), rng.integers(0, 9, 40).astype(float)
-    group = rng.integers(0, 3, 40)
-    found, ranks = correlations(a, b, group, 4), ranks_within(a, group, 4)
-    assert np.isnan(found[3])
-    for one in range(3):
-        x, y = a[group == one], b[group == one]
-        assert found[one] == pytest.approx(np.corrcoef(x, y)[0, 1])
-        slow = [sum(x < v) + (sum(x == v) - 1) / 2 for v in x]
-        assert ranks[group == one].tolist() == slow
-    line = np.arange(5.0)
-    assert correlations(line, 2 * line, np.zeros(5, np.int64), 1).tolist() == [1.0]
+    count = 60
+    dur, group = rng.integers(10, 19, count), rng.integers(0, 3, count)
+    shared = rng.integers(0, 10, count)
+    start, row = 1000 * np.arange(count), np.arange(2 * count)
+    one, op = np.zeros(2 * count, dtype=np.int64), np.tile(group.astype(str), 2)
+    events = {
+        "rank": one,
+        "row": row,
+        "device_id": one,
+        "step_index": one,
+        "kernel": op,
+        "op": op,
+        "start_ns": np.tile(start, 2),
+        "dur_ns": np.concatenate([dur, shared]),
+        "op_row": pa.nulls(2 * count, pa.int64()),
+        "work_class": ["compute"] * count + ["communication"] * count,
+    }
+    found = answered(
+        "overlap",
+        step_event=pa.table(events),
+        event_link=pa.table({name: events[name] for name in ("rank", "row", "step_index")}),
+        communication=pa.table({"rank": one[:count], "event_row": row[count:]}),
+        selection=pa.table({"rank": [0], "step_index": [0], "in_step_time": [True]}),
+        host_span=pa.table({"rank": [0], "row": [0], "dur_ns": [0], "input_dims": [""]}),
+    )
+
+    def ranked(values: np.ndarray) -> list[float]:
+        return [sum(values < v) + (sum(values == v) - 1) / 2 for v in values]
+
+    assert len(found) == 3
+    for line in found:
+        mine = group == int(line["op"])
+        ratio, slow = shared[mine] / dur[mine], dur[mine]
+        assert line["overlap_ns"] == shared[mine].sum()
+        assert line["pearson"] == pytest.approx(np.corrcoef(ratio, slow)[0, 1])
+        expected = np.corrcoef(ranked(ratio), ranked(slow))[0, 1]
+        assert line["spearman"] == pytest.approx(expected)
 
 
 def test_lead_is_the_latest_start_less_ones_own() -> None:

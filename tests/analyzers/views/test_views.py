@@ -22,15 +22,14 @@ import chopper
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import busy_of
-from chopper.analyzers.relations import connection
 from chopper.analyzers.views.queue_depth import depths
 from chopper.errors import UsageError
 from chopper.hardware import calibration
 from chopper.hardware.devices import lookup
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
-from chopper.views import VIEWS, typed, view
-from tests.analyzers.make import kernel, kernels, span, spans, steps, table
+from chopper.views import VIEWS, view
+from tests.analyzers.make import answered, kernel, kernels, span, spans, steps, table
 from tests.conftest import find_traces_dir
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -83,16 +82,6 @@ def products() -> Attributed:
         kernel(500, 507, "lonely"),
     )
     return attributed(host, device)
-
-
-def answered(name: str, **tables: pa.Table) -> list[dict[str, Any]]:
-    """What the query of a view returns of some tables."""
-    with connection(threads=1) as database:
-        for table_name, values in tables.items():
-            database.register(table_name, values)
-        found = database.sql(VIEWS[name].sql).to_arrow_table()
-    rows: list[dict[str, Any]] = typed(found, VIEWS[name], name).to_pylist()
-    return rows
 
 
 def test_operations_are_grouped_by_what_they_were_given() -> None:
