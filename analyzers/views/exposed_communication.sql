@@ -44,37 +44,31 @@ event AS (
         AND start_ns < high_ns AND start_ns + dur_ns > low_ns
 ),
 computing AS (
-    -- The stretches in which kernels of the rank computed.
-    SELECT rank, min(start_ns) AS start_ns, max(end_ns) AS end_ns
+    -- How long kernels had run, and until when, as each began: overlaps count once.
+    SELECT rank, start_ns, max(reached_ns) AS reached_ns, max(busy_ns) AS busy_ns
     FROM (
-        SELECT *, count(*) FILTER (begins) OVER (PARTITION BY rank ORDER BY start_ns, row) AS stretch
+        SELECT
+            rank,
+            start_ns,
+            greatest(end_ns, reached_before_ns) AS reached_ns,
+            sum(greatest(end_ns - greatest(start_ns, reached_before_ns), 0)) OVER (
+                PARTITION BY rank ORDER BY start_ns, row ROWS UNBOUNDED PRECEDING
+            ) AS busy_ns
         FROM (
             SELECT
                 rank,
                 row,
                 start_ns,
                 start_ns + dur_ns AS end_ns,
-                coalesce(start_ns > max(start_ns + dur_ns) OVER (
+                max(start_ns + dur_ns) OVER (
                     PARTITION BY rank ORDER BY start_ns, row
                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-                ), true) AS begins
+                ) AS reached_before_ns
             FROM device_event JOIN event_link USING (rank, row)
-            WHERE work_class = 'compute' AND dur_ns > 0
+            WHERE work_class = 'compute'
         )
     )
-    GROUP BY rank, stretch
-),
-hidden AS (
-    SELECT
-        event.rank,
-        event_row,
-        sum(least(event.end_ns, computing.end_ns) - greatest(event.start_ns, computing.start_ns))
-            AS hidden_ns
-    FROM event JOIN computing
-        ON computing.rank = event.rank
-        AND computing.start_ns < event.end_ns
-        AND computing.end_ns > event.start_ns
-    GROUP BY event.rank, event_row
+    GROUP BY rank, start_ns
 ),
 spent AS (
     SELECT
@@ -103,10 +97,15 @@ SELECT
     coalesce(sum(unseparated), 0) AS unseparated_ns,
     waiting_ns + at_peak_ns + below_peak_ns + no_peak_ns + unseparated_ns AS exposed_ns,
     exposed_ns / greatest((SELECT sum(time_ns) FROM observed), 1) AS share_ratio,
-    coalesce(sum(hidden_ns), 0) AS hidden_ns,
-    sum(end_ns - start_ns) AS elapsed_ns
+    sum(
+        coalesce(last.busy_ns - greatest(last.reached_ns - event.end_ns, 0), 0)
+        - coalesce(first.busy_ns - greatest(first.reached_ns - event.start_ns, 0), 0)
+    ) AS hidden_ns,
+    sum(event.end_ns - event.start_ns) AS elapsed_ns
 FROM event
 LEFT JOIN spent USING (rank, event_row)
-LEFT JOIN hidden USING (rank, event_row)
+ASOF LEFT JOIN computing first
+    ON first.rank = event.rank AND event.start_ns >= first.start_ns
+ASOF LEFT JOIN computing last ON last.rank = event.rank AND event.end_ns >= last.start_ns
 GROUP BY collective, ranks, phase, layer, "group"
 ORDER BY exposed_ns DESC, elapsed_ns DESC, collective, ranks, "group", phase, layer

@@ -22,45 +22,43 @@
 --   time_ns: Time of all instances.
 --   kernel: Name of the kernel as recorded.
 WITH sending AS (
-    -- The stretches in which the device communicated.
-    SELECT rank, device_id, min(start_ns) AS start_ns, max(end_ns) AS end_ns
+    -- How long the device had communicated, and until when, as each event began.
+    SELECT rank, device_id, start_ns, max(reached_ns) AS reached_ns, max(busy_ns) AS busy_ns
     FROM (
         SELECT
-            *,
-            count(*) FILTER (begins) OVER (PARTITION BY rank, device_id ORDER BY start_ns, row)
-                AS stretch
+            rank, device_id,
+            start_ns,
+            greatest(end_ns, reached_before_ns) AS reached_ns,
+            sum(greatest(end_ns - greatest(start_ns, reached_before_ns), 0)) OVER (
+                PARTITION BY rank, device_id ORDER BY start_ns, row ROWS UNBOUNDED PRECEDING
+            ) AS busy_ns
         FROM (
             SELECT
-                rank,
-                device_id,
+                rank, device_id,
                 row,
                 start_ns,
                 start_ns + dur_ns AS end_ns,
-                coalesce(start_ns > max(start_ns + dur_ns) OVER (
+                max(start_ns + dur_ns) OVER (
                     PARTITION BY rank, device_id ORDER BY start_ns, row
                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-                ), true) AS begins
+                ) AS reached_before_ns
             FROM step_event
-            WHERE work_class = 'communication' AND dur_ns > 0
+            WHERE work_class = 'communication'
         )
     )
-    GROUP BY rank, device_id, stretch
+    GROUP BY rank, device_id, start_ns
 ),
 compute AS (
-    SELECT * FROM step_event WHERE work_class = 'compute' AND dur_ns > 0
-),
-shared AS (
-    SELECT
-        compute.rank,
-        row,
-        sum(least(start_ns + dur_ns, sent_until_ns) - greatest(start_ns, sent_from_ns)) AS shared_ns
-    FROM compute
-    JOIN (SELECT rank, device_id, start_ns AS sent_from_ns, end_ns AS sent_until_ns FROM sending) sent
-        ON sent.rank = compute.rank
-        AND sent.device_id = compute.device_id
-        AND sent_from_ns < start_ns + dur_ns
-        AND sent_until_ns > start_ns
-    GROUP BY compute.rank, row
+    SELECT rank, device_id, op, op_row, kernel, dur_ns, start_ns, start_ns + dur_ns AS end_ns
+    FROM step_event
+    WHERE work_class = 'compute' AND dur_ns > 0
+        AND EXISTS (
+            FROM communication
+            JOIN event_link link ON link.rank = communication.rank AND link.row = event_row
+            LEFT JOIN selection
+                ON selection.rank = link.rank AND selection.step_index = link.step_index
+            WHERE link.step_index IS NULL OR in_step_time
+        )
 ),
 instance AS (
     SELECT
@@ -68,28 +66,42 @@ instance AS (
         input_dims,
         kernel,
         compute.dur_ns,
-        coalesce(shared_ns, 0)::BIGINT AS shared_ns,
-        coalesce(shared_ns, 0) / compute.dur_ns AS ratio
+        (
+            coalesce(last.busy_ns - greatest(last.reached_ns - compute.end_ns, 0), 0)
+            - coalesce(first.busy_ns - greatest(first.reached_ns - compute.start_ns, 0), 0)
+        )::BIGINT AS shared_ns,
+        shared_ns / compute.dur_ns AS ratio
     FROM compute
-    LEFT JOIN shared ON shared.rank = compute.rank AND shared.row = compute.row
+    ASOF LEFT JOIN sending first
+        ON first.rank = compute.rank
+        AND first.device_id = compute.device_id
+        AND compute.start_ns >= first.start_ns
+    ASOF LEFT JOIN sending last
+        ON last.rank = compute.rank
+        AND last.device_id = compute.device_id
+        AND compute.end_ns >= last.start_ns
     LEFT JOIN host_span ON host_span.rank = compute.rank AND host_span.row = op_row
-    WHERE EXISTS (
-        FROM communication
-        JOIN event_link ON event_link.rank = communication.rank AND event_link.row = event_row
-        LEFT JOIN selection
-            ON selection.rank = event_link.rank AND selection.step_index = event_link.step_index
-        WHERE event_link.step_index IS NULL OR in_step_time
-    )
+),
+work AS (
+    SELECT row_number() OVER () AS id, *
+    FROM (SELECT DISTINCT op, input_dims, kernel FROM instance)
 ),
 ranked AS (
     -- Ranks within a kernel's instances; ties share their mean.
     SELECT
-        *,
-        rank() OVER (PARTITION BY op, input_dims, kernel ORDER BY ratio)
-            + (count(*) OVER (PARTITION BY op, input_dims, kernel, ratio) - 1) / 2 AS ratio_rank,
-        rank() OVER (PARTITION BY op, input_dims, kernel ORDER BY dur_ns)
-            + (count(*) OVER (PARTITION BY op, input_dims, kernel, dur_ns) - 1) / 2 AS dur_rank
-    FROM instance
+        work.*,
+        dur_ns,
+        shared_ns,
+        ratio,
+        rank() OVER by_ratio + count(*) OVER by_ratio AS ratio_rank,
+        rank() OVER by_dur + count(*) OVER by_dur AS dur_rank
+    FROM instance JOIN work
+        ON work.kernel = instance.kernel
+        AND work.op IS NOT DISTINCT FROM instance.op
+        AND work.input_dims IS NOT DISTINCT FROM instance.input_dims
+    WINDOW
+        by_ratio AS (PARTITION BY id ORDER BY ratio),
+        by_dur AS (PARTITION BY id ORDER BY dur_ns)
 )
 SELECT
     op,
@@ -110,5 +122,5 @@ SELECT
     CASE WHEN count(*) >= 5 AND min(ratio) < max(ratio) AND min(dur_ns) < max(dur_ns)
         THEN greatest(least(corr(ratio, dur_ns), 1), -1) END AS pearson
 FROM ranked
-GROUP BY op, input_dims, kernel
+GROUP BY id, op, input_dims, kernel
 ORDER BY overlap_ns DESC, time_ns DESC, op, input_dims, kernel
