@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -171,7 +172,11 @@ class _Database:
         for name in {*re.findall(r"\w+", sql)} & TABLES.keys() - self._names:
             self._names.add(name)
             self._connection.register(name, self.table(name))
-        return self._connection.sql(sql).to_arrow_table()
+        self._connection.execute(sql)
+        with warnings.catch_warnings():
+            # It says that rows are copied; Connection.sql would plan the query twice.
+            warnings.simplefilter("ignore", UserWarning)
+            return self._connection.to_arrow_table()
 
 
 def typed(table: pa.Table, view: View, path: str) -> pa.Table:

@@ -86,22 +86,25 @@ work AS (
     SELECT row_number() OVER () AS id, *
     FROM (SELECT DISTINCT op, input_dims, kernel FROM instance)
 ),
-ranked AS (
-    -- Ranks within a kernel's instances; ties share their mean.
-    SELECT
-        work.*,
-        dur_ns,
-        shared_ns,
-        ratio,
-        rank() OVER by_ratio + count(*) OVER by_ratio AS ratio_rank,
-        rank() OVER by_dur + count(*) OVER by_dur AS dur_rank
+numbered AS (
+    SELECT work.*, dur_ns, shared_ns, ratio
     FROM instance JOIN work
         ON work.kernel = instance.kernel
         AND work.op IS NOT DISTINCT FROM instance.op
         AND work.input_dims IS NOT DISTINCT FROM instance.input_dims
-    WINDOW
-        by_ratio AS (PARTITION BY id ORDER BY ratio),
-        by_dur AS (PARTITION BY id ORDER BY dur_ns)
+),
+-- Ranks within a kernel's instances, doubled; ties share their mean.
+by_ratio AS (
+    SELECT id, ratio, 2 * sum(count(*)) OVER of_kernel - count(*) AS ratio_rank
+    FROM numbered
+    GROUP BY id, ratio
+    WINDOW of_kernel AS (PARTITION BY id ORDER BY ratio ROWS UNBOUNDED PRECEDING)
+),
+by_dur AS (
+    SELECT id, dur_ns, 2 * sum(count(*)) OVER of_kernel - count(*) AS dur_rank
+    FROM numbered
+    GROUP BY id, dur_ns
+    WINDOW of_kernel AS (PARTITION BY id ORDER BY dur_ns ROWS UNBOUNDED PRECEDING)
 )
 SELECT
     op,
@@ -121,6 +124,6 @@ SELECT
         THEN greatest(least(corr(ratio_rank, dur_rank), 1), -1) END AS spearman,
     CASE WHEN count(*) >= 5 AND min(ratio) < max(ratio) AND min(dur_ns) < max(dur_ns)
         THEN greatest(least(corr(ratio, dur_ns), 1), -1) END AS pearson
-FROM ranked
+FROM numbered JOIN by_ratio USING (id, ratio) JOIN by_dur USING (id, dur_ns)
 GROUP BY id, op, input_dims, kernel
 ORDER BY overlap_ns DESC, time_ns DESC, op, input_dims, kernel
