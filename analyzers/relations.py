@@ -13,8 +13,10 @@ import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import rows_of
-from chopper.analyzers.trace.columns import ints
+from chopper.analyzers.trace.backward import node_makers
+from chopper.analyzers.trace.columns import dictionary, ints
 from chopper.analyzers.trace.host_device import host_as_device
+from chopper.analyzers.trace.phases import span_modules
 from chopper.analyzers.trace.tables import HostSpans
 from chopper.causes import CODES
 from chopper.storage import parquet
@@ -139,6 +141,29 @@ def _causes(run: Attributed) -> pa.Table:
     )
 
 
+def _operator_modules(run: Attributed) -> pa.Table:
+    """Return the module of each host span that is in one. HOST_SPAN -> OPERATOR_MODULE."""
+    table = TABLES["operator_module"]
+    parts = []
+    for rank, joined in run.detailed.joined.items():
+        host = HostSpans(joined.host_span)
+        codes, paths = span_modules(host, node_makers(host))
+        row = np.flatnonzero(codes >= 0)
+        module = dictionary(codes[row], paths)
+        parts.append(table.of({"rank": np.full(len(row), rank), "row": row, "module": module}))
+    return table.joined(parts)
+
+
+def _unmeasured_factors(run: Attributed) -> pa.Table:
+    return TABLES["unmeasured_factor"].of_rows(
+        [
+            {"rank": rank, "factor": name, "reason": reason}
+            for rank, factors in run.detailed.factors.items()
+            for name, reason in factors.unmeasured.items()
+        ]
+    )
+
+
 _ATTRIBUTED: dict[str, Callable[[Attributed], pa.Table]] = {
     "piece": lambda run: run.detailed.whole.pieces,
     "gap": lambda run: run.detailed.whole.gaps,
@@ -146,5 +171,7 @@ _ATTRIBUTED: dict[str, Callable[[Attributed], pa.Table]] = {
     "window": lambda run: run.whole.windows,
     "selection": _selection,
     "cause": _causes,
+    "operator_module": _operator_modules,
+    "unmeasured_factor": _unmeasured_factors,
 }
 """Tables of the attribution that are not of single ranks."""

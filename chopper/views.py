@@ -36,7 +36,7 @@ _FILES = {
     if file.suffix in (".py", ".sql") and not file.name.startswith("_")
 }
 
-_SHARED_QUERIES = {
+SHARED_QUERIES = {
     file.stem.removeprefix("_"): file
     for path in folder.__path__
     for file in Path(path).glob("_*.sql")
@@ -163,8 +163,8 @@ class _Database:
         if name == "step_event":
             events: Events = _value("events", self._values)
             return events.table
-        if name in _SHARED_QUERIES:
-            return self.query(_SHARED_QUERIES[name].read_text(encoding="utf-8"))
+        if name in SHARED_QUERIES:
+            return self.query(SHARED_QUERIES[name].read_text(encoding="utf-8"))
         return relation(self._run, name)
 
     def query(self, sql: str) -> pa.Table:
@@ -205,7 +205,6 @@ def typed(table: pa.Table, view: View, path: str) -> pa.Table:
 
 
 _SHARED = {
-    "calls": "chopper.analyzers.events.calls:calls_of",
     "clocked": "chopper.analyzers.events.clocked:clocked_of",
     "events": "chopper.analyzers.events.device:events_of",
     "links": "chopper.analyzers.events.places:links_of",

@@ -1,4 +1,4 @@
-"""Matched collectives of a run, and what is known of their events."""
+"""Matched collectives of a run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
-from chopper.analyzers.trace.columns import ints, nullable, pick, run_starts
-from chopper.tables import TABLES
+from chopper.analyzers.trace.columns import ints, run_starts
 
 WAIT = "communication.wait"
-CAUSES = (
-    WAIT,
-    "communication.transfer.at_peak",
-    "communication.transfer.below_peak",
-    "communication.transfer.no_peak",
-    "communication.unseparated",
-)
-"""Leaf causes of communication."""
 
 
 class Members:
@@ -75,25 +65,3 @@ class Members:
 def members_of(run: Attributed) -> Members:
     """Return the matched collectives of a run."""
     return Members(run.communication)
-
-
-def details_of(run: Attributed, rank: np.ndarray, row: np.ndarray) -> pa.Table:
-    """Phase, layer, operator and number of the step in which events began.
-
-    -> phase, layer, op, step. Where the host runs ahead, that may be the step before their launch.
-    """
-    parts = [TABLES["event_link"].empty().select(["phase", "layer", "op"])]
-    places = [np.zeros(0, dtype=np.int64)]
-    step = np.full(len(rank), -1, dtype=np.int64)
-    for one in np.unique(rank).tolist():
-        at = np.flatnonzero(rank == one)
-        parts.append(run.links[one].select(parts[0].column_names).take(row[at]))
-        places.append(at)
-        windows = windows_of(run, one)
-        begun_ns = ints(run.joined[one].device_event, "start_ns")[row[at]]
-        window = np.searchsorted(ints(windows, "start_ns"), begun_ns, side="right") - 1
-        inside = begun_ns < pick(ints(windows, "end_ns"), window)
-        step[at] = pick(ints(windows, "number"), np.where(inside, window, -1))
-    order = np.argsort(np.concatenate(places))
-    found = pa.concat_tables(parts).unify_dictionaries().take(order).combine_chunks()
-    return found.append_column("step", nullable(step))

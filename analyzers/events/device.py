@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.groups import Texts, real_or_null, reals
-from chopper.analyzers.trace.backward import node_makers
 from chopper.analyzers.trace.columns import dictionary, ints, strings
-from chopper.analyzers.trace.phases import span_modules
-from chopper.analyzers.trace.tables import HostSpans
 from chopper.tables import TABLES
 
 _INTEGERS = (
@@ -126,34 +122,4 @@ def arguments(run: Attributed, events: Events, rows: np.ndarray, name: str) -> T
         if len(at) and values:
             common = np.array([number.setdefault(v, len(number)) for v in values] + [-1])
             found[at] = common[codes[events.op_row[rows[at]]]]
-    return found, list(number)
-
-
-def recorded_arguments(run: Attributed, events: Events, rows: np.ndarray, name: str) -> Texts:
-    """Return a column of JSON of the operators of events: without white space, in order; -1: none.
-
-    What is not JSON stays as it is.
-    """
-    codes, values = arguments(run, events, rows, name)
-    short = []
-    for value in values:
-        try:
-            short.append(msgspec.json.format(value, indent=-1))
-        except (msgspec.DecodeError, UnicodeError):
-            short.append(value)
-    distinct = sorted(set(short))
-    number = {text: i for i, text in enumerate(distinct)}
-    return np.array([*(number[text] for text in short), -1])[codes], distinct
-
-
-def modules(run: Attributed, events: Events, rows: np.ndarray) -> Texts:
-    """Return the module whose call ran the operators of events, indices as ``*``; -1 for none."""
-    found = np.full(len(rows), -1, dtype=np.int64)
-    number: dict[str, int] = {}
-    for rank in np.unique(events.rank[rows]).tolist():
-        host = HostSpans(run.joined[rank].host_span)
-        codes, paths = span_modules(host, node_makers(host))
-        at = np.flatnonzero((events.rank[rows] == rank) & (events.op_row[rows] >= 0))
-        common = np.array([number.setdefault(path, len(number)) for path in paths] + [-1])
-        found[at] = common[codes[events.op_row[rows[at]]]]
     return found, list(number)

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.groups import rows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.errors import JSON_ERRORS
 
@@ -22,13 +21,6 @@ _TENSOR_PARALLEL = ("tp", "mesh_tp", "tensor_parallel", "tensor_model_parallel_g
 def windows_of(run: Attributed, rank: int) -> pa.Table:
     """Return the step windows of a rank, in order. -> WINDOW."""
     return run.windows.filter(pc.equal(run.windows["rank"], rank))
-
-
-def step_numbers(run: Attributed, rank: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the numbers of steps from their index within their rank's windows, -1 for none."""
-    windows = run.windows
-    at = rows_of([ints(windows, "rank"), ints(windows, "step_index")], [rank, index])
-    return np.append(ints(windows, "number"), -1)[at]
 
 
 def step_table(run: Attributed, rank: int) -> pa.Table:

@@ -29,37 +29,32 @@
 --   min_ns: Time of the fastest call.
 --   max_ns: Time of the slowest call.
 --   std_ns: Standard deviation of the time over calls (n − 1); 0 for a single one.
-WITH argument AS (
-    -- Arguments without the white space between values.
+WITH call AS (
     SELECT
-        text,
-        if(json_valid(text), regexp_replace(text, '("(?:[^"\\]|\\.)*")|\s+', '\1', 'g'), text) AS short
-    FROM (
-        SELECT DISTINCT unnest([input_dims, input_types, concrete_inputs]) AS text
-        FROM host_span JOIN operator_call call ON host_span.rank = call.rank AND row = op_row
-    )
-),
-call AS (
-    SELECT
-        call.rank,
+        rank,
         call_id,
-        dense_rank() OVER (ORDER BY call.op, phase, dims.short, types.short, inputs.short) AS operation,
-        call.op,
+        op,
         phase,
-        dims.short AS input_dims,
-        types.short AS input_types,
-        inputs.short AS concrete_inputs,
-        busy_ns
-    FROM operator_call call
-    LEFT JOIN host_span span
-        ON span.rank = call.rank
-        AND span.row = op_row
-        AND NOT regexp_matches(
-            call.op, '^c10d::|^_c10d_functional::|^record_param_comms$|^([nrxh]ccl|gloo):'
-        )
-    LEFT JOIN argument dims ON dims.text = span.input_dims
-    LEFT JOIN argument types ON types.text = span.input_types
-    LEFT JOIN argument inputs ON inputs.text = span.concrete_inputs
+        if(is_collective, NULL, input_dims) AS input_dims,
+        if(is_collective, NULL, input_types) AS input_types,
+        if(is_collective, NULL, concrete_inputs) AS concrete_inputs,
+        busy_ns,
+        dense_rank() OVER (
+            ORDER BY
+                op,
+                phase,
+                if(is_collective, NULL, input_dims),
+                if(is_collective, NULL, input_types),
+                if(is_collective, NULL, concrete_inputs)
+        ) AS operation
+    FROM (
+        SELECT
+            *,
+            regexp_matches(
+                op, '^c10d::|^_c10d_functional::|^record_param_comms$|^([nrxh]ccl|gloo):'
+            ) AS is_collective
+        FROM operator_call
+    )
 ),
 event AS (
     SELECT operation, step_event.*

@@ -13,7 +13,7 @@ from chopper.analyzers.relations import connection
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankInput
 from chopper.tables import TABLES
-from chopper.views import VIEWS, typed
+from chopper.views import SHARED_QUERIES, VIEWS, typed
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> pa.Table:
@@ -129,10 +129,14 @@ def by_cause(result: RankResult) -> dict[str, int]:
 
 
 def answered(name: str, **tables: pa.Table) -> list[dict[str, Any]]:
-    """What the query of a view returns of some tables."""
+    """What the query of a view, or of a table that views share, returns of some tables."""
+    shared = SHARED_QUERIES.get(name)
     with connection(threads=1) as database:
         for table_name, values in tables.items():
             database.register(table_name, values)
-        found = database.sql(VIEWS[name].sql).to_arrow_table()
-    rows: list[dict[str, Any]] = typed(found, VIEWS[name], name).to_pylist()
+        sql = VIEWS[name].sql if shared is None else shared.read_text(encoding="utf-8")
+        found = database.sql(sql).to_arrow_table()
+    if shared is None:
+        found = typed(found, VIEWS[name], name)
+    rows: list[dict[str, Any]] = found.to_pylist()
     return rows

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 import chopper
 from chopper import reports
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.events.groups import busy_of
 from chopper.analyzers.views.queue_depth import depths
 from chopper.errors import UsageError
 from chopper.hardware import calibration
@@ -502,10 +501,37 @@ def test_few_steps_have_no_outlier() -> None:
 )
 def test_busy_time_is_the_union(rows: list[tuple[int, int, int]]) -> None:
     group, start, dur = (np.array(c, dtype=np.int64) for c in zip(*rows, strict=True))
-    busy = busy_of(group, 4, start, dur)
-    for one in range(4):
-        covered = {t for g, s, d in rows if g == one for t in range(s, s + d)}
-        assert busy[one] == len(covered)
+    number = np.arange(len(rows))
+    calls = answered(
+        "operator_call",
+        step_event=pa.table(
+            {
+                "rank": 0 * number,
+                "row": number,
+                "start_ns": start,
+                "dur_ns": dur,
+                "op_row": group,
+                "op": group.astype(str),
+                "phase": ["forward"] * len(rows),
+            }
+        ),
+        host_span=pa.table(
+            {
+                "rank": [0],
+                "row": [0],
+                "input_dims": ["[[1, 2]]"],
+                "input_types": ['["a b"]'],
+                "concrete_inputs": ["no JSON"],
+            }
+        ),
+    )
+    assert {call["op_row"] for call in calls} == {*group.tolist()}
+    for call in calls:
+        covered = {t for g, s, d in rows if g == call["op_row"] for t in range(s, s + d)}
+        assert call["busy_ns"] == len(covered)
+        if call["op_row"] == 0:
+            assert call["input_dims"] == "[[1,2]]"
+            assert (call["input_types"], call["concrete_inputs"]) == ('["a b"]', "no JSON")
 
 
 @given(
