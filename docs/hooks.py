@@ -278,6 +278,8 @@ def views_page() -> str:
         "`chopper.view.NAME/VERSION`: an object with `schema`, `rows` (one object per row, the "
         "columns of the [declared table](tables.md) as keys) and, when there are no rows, "
         "`reason`. In Python, `chopper.views.view(attribution, NAME)` returns the Arrow table.",
+        "Most views are queries. `chopper analyze RUN --view my_view.sql` prints one of your own: "
+        "[how to copy and change a view](../concepts/sql.md#a-view-of-your-own).",
         table(
             ("view", "what it shows", "no rows when"),
             [

@@ -39,37 +39,32 @@
 --   input_dims, null: Shapes of the inputs, JSON; null where a module was recorded.
 WITH call AS (
     SELECT
-        call.rank,
-        call_id,
-        module,
-        op,
-        phase,
-        if(module IS NULL, input_dims, NULL) AS input_dims
-    FROM operator_call call
-    LEFT JOIN operator_module ON operator_module.rank = call.rank AND row = op_row
-),
-operation AS (
-    SELECT row_number() OVER () AS id, module, op, phase, input_dims, count(*) AS call_count
-    FROM call
-    GROUP BY module, op, phase, input_dims
+        *,
+        dense_rank() OVER (ORDER BY module, op, phase, input_dims) AS operation
+    FROM (
+        SELECT
+            call.rank,
+            call_id,
+            module,
+            op,
+            phase,
+            if(module IS NULL, input_dims, NULL) AS input_dims
+        FROM operator_call call
+        LEFT JOIN operator_module ON operator_module.rank = call.rank AND row = op_row
+    )
 ),
 spent AS (
-    SELECT id, cause, sum(time_ns) AS time_ns
+    SELECT operation, cause, sum(time_ns) AS time_ns
     FROM piece
     JOIN selection
         ON selection.rank = piece.rank AND selection.step_index = piece.step_index AND in_step_time
     JOIN step_event event ON event.rank = piece.rank AND event.row = event_row
     JOIN call ON call.rank = event.rank AND call_id = coalesce(op_row, -1 - event.row)
-    JOIN operation
-        ON operation.phase = call.phase
-        AND operation.op IS NOT DISTINCT FROM call.op
-        AND operation.module IS NOT DISTINCT FROM call.module
-        AND operation.input_dims IS NOT DISTINCT FROM call.input_dims
-    GROUP BY id, cause
+    GROUP BY operation, cause
 ),
 total AS (
     SELECT
-        id,
+        operation,
         sum(time_ns) FILTER (cause LIKE 'compute.%') AS time_ns,
         coalesce(sum(time_ns) FILTER (cause IN ('compute.ideal', 'compute.vector.roofline')), 0)
             AS ideal_ns,
@@ -88,10 +83,12 @@ total AS (
         coalesce(sum(time_ns) FILTER (cause IN ('idle.call', 'idle.launch_latency')), 0)
             AS launch_ns,
         coalesce(sum(time_ns) FILTER (cause LIKE 'idle.%'), 0) - launch_ns AS preparation_ns,
-        arg_max(cause, time_ns) FILTER (cause LIKE 'compute.%' AND cause NOT IN ('compute.ideal', 'compute.vector.roofline'))
+        arg_max(cause, time_ns) FILTER (
+            cause LIKE 'compute.%' AND cause NOT IN ('compute.ideal', 'compute.vector.roofline')
+        )
             AS main_cause
     FROM spent
-    GROUP BY id
+    GROUP BY operation
 ),
 factor AS (
     -- L, by which the times of causes become factors; null without an ideal time.
@@ -100,7 +97,9 @@ factor AS (
         if(
             ideal_ns > 0 AND time_ns = ideal_ns + roofline_ns + instructions_ns + tensor_core_ns
                 + wave_ns + contention_ns + clock_ns + core_wait_ns + rest_ns,
-            greatest(if(time_ns > ideal_ns, (time_ns - ideal_ns) / ln(time_ns / ideal_ns), ideal_ns), 1),
+            greatest(
+                if(time_ns > ideal_ns, (time_ns - ideal_ns) / ln(time_ns / ideal_ns), ideal_ns), 1
+            ),
             NULL
         ) AS mean_ns,
         sum(core_wait_ns) OVER () = 0 AS no_core_waits,
@@ -139,6 +138,10 @@ SELECT
     if(mean_ns IS NULL, 'no ideal time: ' || label, NULL) AS reason,
     input_dims
 FROM factor
-JOIN operation USING (id)
+JOIN (
+    SELECT operation, module, op, phase, input_dims, count(*) AS call_count
+    FROM call
+    GROUP BY operation, module, op, phase, input_dims
+) USING (operation)
 LEFT JOIN cause ON cause.cause = main_cause
-ORDER BY factor.time_ns DESC, module, op, phase, input_dims
+ORDER BY factor.time_ns DESC, operation
