@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from chopper.collectors import fabric
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.fabric import EthtoolStatistics, FabricCollector, PauseSource, PortSource
 from chopper.collectors.procfs import KeptFile
@@ -64,31 +63,54 @@ def test_infiniband_counts_words_and_efa_counts_bytes(tmp_path: Path) -> None:
     assert mlx["rdma_read_bytes"] is None
 
 
-def test_what_no_port_counts_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "received", "errors", "row"),
+    [
+        ("N/A (no PMA)", "", "0", (None, None, 0)),
+        (str(2**64 - 1), str(2**61 - 1), "-1", (None, 4 * (2**61 - 1), None)),
+    ],
+    ids=["no numbers", "beyond every count"],
+)
+def test_what_is_no_count_is_unknown(
+    tmp_path: Path, sent: str, received: str, errors: str, row: tuple[int | None, ...]
+) -> None:
+    names = ("counters__port_xmit_data", "counters__port_rcv_data", "counters__symbol_error")
+    write(port(tmp_path, "mlx5_0"), **dict(zip(names, (sent, received, errors), strict=True)))
+    (found,) = rows(opened(tmp_path), "fabric_port")
+    assert (found["tx_bytes"], found["rx_bytes"], found["symbol_error_count"]) == row
+
+
+def test_a_counter_that_is_not_there_or_may_not_be_read_says_why(tmp_path: Path) -> None:
     write(port(tmp_path, "mlx5_0"), counters__port_xmit_data="1")
+    # Reading a directory is refused to everyone, as a file without permission is to most.
+    (port(tmp_path, "mlx5_0") / "counters/port_rcv_data").mkdir()
     source = opened(tmp_path)
+    assert rows(source, "fabric_port")[0]["tx_bytes"] == 4
     assert source.absent["fabric_port.rdma_read_bytes"] == "no port of this machine counts it"
+    assert source.absent["fabric_port.rx_bytes"].endswith("port_rcv_data: Is a directory")
     assert "fabric_port.tx_bytes" not in source.absent
 
 
-def test_counters_that_are_no_numbers_are_unknown(tmp_path: Path) -> None:
+def test_each_reading_is_told_by_itself_and_under_the_first_name(tmp_path: Path) -> None:
+    """A counter may wrap or be no number for a while; udev may rename a device whose files stay."""
     write(
         port(tmp_path, "mlx5_0"),
-        counters__port_xmit_data="N/A (no PMA)",
-        counters__port_rcv_data="",
-        counters__link_downed="0",
+        counters__port_xmit_data=str(2**32 - 1),
+        counters__port_rcv_data="2",
     )
-    (row,) = rows(opened(tmp_path), "fabric_port")
-    assert (row["tx_bytes"], row["rx_bytes"], row["link_down_count"]) == (None, None, 0)
-
-
-def test_counters_move_and_may_wrap(tmp_path: Path) -> None:
-    folder = port(tmp_path, "mlx5_0")
-    write(folder, counters__port_xmit_data=str(2**32 - 1))
     source = opened(tmp_path)
-    assert rows(source, "fabric_port")[0]["tx_bytes"] == 4 * (2**32 - 1)
-    (folder / "counters/port_xmit_data").write_text("5\n")
-    assert rows(source, "fabric_port")[0]["tx_bytes"] == 20
+    devices = tmp_path / "sys/class/infiniband"
+    (devices / "mlx5_0").rename(devices / "rocep1s0")
+    counter = port(tmp_path, "rocep1s0") / "counters/port_xmit_data"
+    found = []
+    for text in (str(2**32 - 1), "5", "", "18446744073709551615", "N/A", "7"):
+        counter.write_text(f"{text}\n")
+        found += [(r["device"], r["tx_bytes"], r["rx_bytes"]) for r in rows(source, "fabric_port")]
+    sent = (4 * (2**32 - 1), 20, None, None, None, 28)
+    assert found == [("mlx5_0", tx_bytes, 8) for tx_bytes in sent]
+    key = "fabric_port.tx_bytes[mlx5_0/1]"
+    assert source.absent[key] == "some of its readings were not numbers"
+    source.close()
 
 
 def test_a_port_that_is_removed_leaves_the_others(tmp_path: Path, monkeypatch: Any) -> None:
@@ -126,16 +148,6 @@ def test_a_counter_that_is_refused_once_harms_no_other(tmp_path: Path, monkeypat
     assert rows(source, "fabric_port")[0]["rx_bytes"] == 8
 
 
-def test_thousands_of_ports_do_not_take_all_descriptors(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fabric, "_PORT_FILES", 20)
-    for i in range(40):
-        write(port(tmp_path, f"mlx5_{i:02}"), counters__port_xmit_data=str(i))
-    source = opened(tmp_path)
-    assert len(rows(source, "fabric_port")) == 20
-    assert source.absent["fabric_port"].startswith("20 of 40 ports are left out")
-    source.close()
-
-
 def test_thousands_of_ports_through_the_real_path(tmp_path: Path) -> None:
     for i in range(3000):
         write(port(tmp_path, f"mlx5_{i:04}"), counters__port_xmit_data=str(i))
@@ -143,57 +155,6 @@ def test_thousands_of_ports_through_the_real_path(tmp_path: Path) -> None:
     found = rows(source, "fabric_port")
     assert [row["tx_bytes"] for row in found] == [4 * i for i in range(1024)]
     assert source.absent["fabric_port"].startswith("1976 of 3000 ports are left out")
-    source.close()
-
-
-def test_a_counter_that_may_not_be_read_says_why(tmp_path: Path) -> None:
-    write(port(tmp_path, "mlx5_0"), counters__port_xmit_data="1")
-    # Reading a directory is refused to everyone, as a file without permission is to most.
-    (port(tmp_path, "mlx5_0") / "counters/port_rcv_data").mkdir()
-    source = opened(tmp_path)
-    assert rows(source, "fabric_port")[0]["tx_bytes"] == 4
-    assert source.absent["fabric_port.rx_bytes"].endswith("port_rcv_data: Is a directory")
-    source.close()
-
-
-def test_a_counter_beyond_every_count_is_unknown(tmp_path: Path) -> None:
-    write(
-        port(tmp_path, "mlx5_0"),
-        counters__port_xmit_data=str(2**64 - 1),
-        counters__port_rcv_data=str(2**61 - 1),
-        counters__symbol_error="-1",
-    )
-    (row,) = rows(opened(tmp_path), "fabric_port")
-    assert (row["tx_bytes"], row["rx_bytes"]) == (None, 4 * (2**61 - 1))
-    assert row["symbol_error_count"] is None
-
-
-def test_a_device_that_is_renamed_goes_on_under_its_first_name(tmp_path: Path) -> None:
-    """As with udev's rules: the counters that are open are still the port's."""
-    folder = port(tmp_path, "mlx5_0")
-    write(folder, counters__port_xmit_data="1")
-    source = opened(tmp_path)
-    devices = tmp_path / "sys/class/infiniband"
-    (devices / "mlx5_0").rename(devices / "rocep1s0")
-    (port(tmp_path, "rocep1s0") / "counters/port_xmit_data").write_text("2\n")
-    assert [(row["device"], row["tx_bytes"]) for row in rows(source, "fabric_port")] == [
-        ("mlx5_0", 8)
-    ]
-    source.close()
-
-
-def test_a_reading_that_is_no_number_costs_that_reading_and_is_named(tmp_path: Path) -> None:
-    folder = port(tmp_path, "mlx5_0")
-    write(folder, counters__port_xmit_data="1", counters__port_rcv_data="2")
-    source = opened(tmp_path)
-    counter = folder / "counters/port_xmit_data"
-    found = []
-    for text in ("1", "", "18446744073709551615", "N/A", "7"):
-        counter.write_text(f"{text}\n")
-        found += [(row["tx_bytes"], row["rx_bytes"]) for row in rows(source, "fabric_port")]
-    assert found == [(4, 8), (None, 8), (None, 8), (None, 8), (28, 8)]
-    key = "fabric_port.tx_bytes[mlx5_0/1]"
-    assert source.absent[key] == "some of its readings were not numbers"
     source.close()
 
 
