@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,15 @@ from tests.collectors.nvml_player import ONE, TWO, Player
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def read(play: Player, script: str, source: str, *times_ms: int) -> list[dict[str, Any]]:
+    """Rows of a source, by column, read at these times."""
+    found = play(script, f"print(json.dumps(rows(opened(_sources.{source}()), *{times_ms})))")
+    return [
+        dict(zip([c.name for c in TABLES[table].columns][2:], values, strict=True))
+        for table, *values in found
+    ]
 
 
 def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(play: Player) -> None:
@@ -33,44 +42,32 @@ def test_the_fast_tier_reads_clock_power_and_reasons_of_each_device(play: Player
     }
 
 
-def test_a_clock_of_zero_is_unknown(play: Player) -> None:
-    found = play(
-        ONE + "set 0 sm 0 100\n",
-        "print(json.dumps(rows(opened(_sources.ClockSource()), 100)))",
-    )
-    assert found[0][3] is None
-
-
 def test_what_no_device_reaches_is_unknown(play: Player) -> None:
-    """Clocks in MHz, power in mW, reasons: blanks, zeros, numbers that wrapped."""
-    script = (
-        ONE
-        + """
+    """Clocks in MHz, power in mW, reasons: blanks, zeros, numbers that wrapped.
+
+    Reasons that this version does not know are kept; older drivers tell the power by another call.
+    """
+    script = f"""{ONE}
         set 0 sm 4294967295 10
         set 0 sm 25000 20
+        set 0 sm 0 30
         set 0 field:186 0 10
         set 0 field:186 4294967000 20
         set 0 reasons 18446744073709551615 10
         set 0 reasons 4 20
+        set 0 reasons {1 << 40 | 4} 30
         gpu 1 GPU-bbbb NVIDIA H100 80GB HBM3
         set 1 power 0
         set 1 power 700000 10
         set 1 power 4294967295 20
     """
-    )
-    found = play(script, "print(json.dumps(rows(opened(_sources.ClockSource()), 0, 10, 20)))")
-    first, second = ([row for row in found if row[1] == device] for device in (0, 1))
-    assert [row[3] for row in first] == [1_980_000_000, None, None]
-    assert [row[5] for row in first] == [650.0, None, None]
-    assert [row[6] for row in first] == [4, None, 4]
+    found = read(play, script, "ClockSource", 0, 10, 20, 30)
+    first, second = ([row for row in found if row["device_id"] == device] for device in (0, 1))
+    assert [row["sm_clock_hz"] for row in first] == [1_980_000_000, None, None, None]
+    assert [row["power_w"] for row in first] == [650.0, None, None, None]
+    assert [row["event_reasons"] for row in first] == [4, None, 4, 1 << 40 | 4]
     # Of the other, nothing but power is told: a reading without a value makes no row.
-    assert [row[5] for row in second] == [700.0]
-
-
-def test_older_drivers_have_power_usage_instead_of_the_instant_field(play: Player) -> None:
-    script = ONE.replace("field:186 650000", "power 300000")
-    found = play(script, "print(json.dumps(rows(opened(_sources.ClockSource()), 0)))")
-    assert found[0][5] == 300.0
+    assert [row["power_w"] for row in second] == [700.0]
 
 
 @pytest.mark.parametrize(
@@ -100,30 +97,13 @@ def test_what_power_is_stands_in_the_limits(
     assert (f"power ({expected})" in calls) == (expected is not None)
 
 
-def test_reasons_that_this_version_does_not_know_are_kept(play: Player) -> None:
-    bits = (1 << 40) | 4
-    found = play(
-        ONE + f"set 0 reasons {bits} 1\n",
-        "print(json.dumps(rows(opened(_sources.ClockSource()), 1)))",
-    )
-    assert found[0][6] == bits
-
-
 def test_link_bytes_are_summed_over_all_links(play: Player) -> None:
-    # A bare field id means link 0 alone: the script tells the two apart.
+    # A bare field id means link 0 alone: the script tells the two apart. Newer devices have others.
     script = ONE + "set 0 field:138 10\nset 0 field:138:all 180\nset 0 field:83 12500\n"
-    found = play(
-        script,
-        """
-        from chopper.tables import TABLES
-        names = [c.name for c in TABLES["device_counter"].columns][2:]
-        row = rows(opened(_sources.CounterSource()), 0)[0][1:]
-        print(json.dumps(dict(zip(names, row))))
-        """,
-    )
-    assert found["link_tx_bytes"] == 180 * 1024
-    assert found["energy_j"] == 12.5
-    assert found["link_rx_bytes"] is None
+    (row,) = read(play, script, "CounterSource", 0)
+    assert (row["link_tx_bytes"], row["energy_j"], row["link_rx_bytes"]) == (180 * 1024, 12.5, None)
+    (row,) = read(play, ONE + "set 0 field:202:all 12345\n", "CounterSource", 0)
+    assert (row["link_tx_bytes"], row["link_rx_bytes"]) == (12345, None)
 
 
 def test_all_counters_of_a_device_cost_one_call_of_fields(play: Player) -> None:
@@ -181,20 +161,11 @@ def test_a_field_is_dear_by_what_it_costs_alone(play: Player) -> None:
 
 
 def test_gpm_gives_no_row_before_its_interval_has_passed(play: Player) -> None:
-    found = play(
-        ONE + "set 0 gpm 1\nset 0 gpm:5 62.5\nset 0 gpm:20 2\n",
-        """
-        from chopper.tables import TABLES
-        names = [c.name for c in TABLES["device_activity"].columns][2:]
-        s = opened(_sources.ActivitySource())
-        found = rows(s, 0, 50, 200)
-        print(json.dumps([dict(zip(names, row[1:])) for row in found]))
-        """,
-    )
-    assert len(found) == 1
-    assert found[0]["tensor_utilization_ratio"] == 0.625
-    assert found[0]["pcie_tx_bytes_per_s"] == 2 * 1024 * 1024
-    assert found[0]["sm_utilization_ratio"] is None
+    script = ONE + "set 0 gpm 1\nset 0 gpm:5 62.5\nset 0 gpm:20 2\n"
+    (row,) = read(play, script, "ActivitySource", 0, 50, 200)
+    assert row["tensor_utilization_ratio"] == 0.625
+    assert row["pcie_tx_bytes_per_s"] == 2 * 1024 * 1024
+    assert row["sm_utilization_ratio"] is None
 
 
 def test_activity_that_is_refused_or_out_of_range_is_unknown(play: Player) -> None:
@@ -337,25 +308,6 @@ def test_the_cost_of_each_call_is_measured_at_the_start(play: Player) -> None:
     )
 
 
-def test_counters_that_are_blank_or_do_not_fit_are_unknown(play: Player) -> None:
-    script = ONE + "set 0 field:83 18446744073709551615\n"
-    script += "set 0 field:138:all 18014398509481984\nset 0 field:139:all 5\n"
-    script += "set 0 field:74 18446744073709551615 100\nset 0 field:74 7\n"
-    found = play(
-        script,
-        """
-        from chopper.tables import TABLES
-        names = [c.name for c in TABLES["device_counter"].columns][2:]
-        found = rows(opened(_sources.CounterSource()), 0, 100, 200)
-        print(json.dumps([dict(zip(names, row[1:])) for row in found]))
-        """,
-    )
-    assert [row["energy_j"] for row in found] == [None] * 3
-    assert [row["link_tx_bytes"] for row in found] == [None] * 3
-    assert [row["link_rx_bytes"] for row in found] == [5 * 1024] * 3
-    assert [row["power_throttle_ns"] for row in found] == [7, None, None]
-
-
 def test_counters_at_the_edges_of_types_and_refused_between(play: Player) -> None:
     """Blanks, counters too large, alternatives, sums, negative temperatures, refusals between."""
     script = TWO + "".join(
@@ -385,15 +337,7 @@ def test_counters_at_the_edges_of_types_and_refused_between(play: Player) -> Non
         fail 1 nvmlDeviceGetFieldValues 10 20 30
         fail 1 nvmlDeviceGetTemperatureV 15 50
     """
-    found = play(
-        script,
-        """
-        source = opened(_sources.CounterSource())
-        print(json.dumps(rows(source, *range(0, 70, 10))))
-        """,
-    )
-    names = [column.name for column in TABLES["device_counter"].columns][2:]
-    rows = [dict(zip(names, row[1:], strict=True)) for row in found]
+    rows = read(play, script, "CounterSource", *range(0, 70, 10))
     first = [row for row in rows if row["device_id"] == 0]
     assert len(first) == 7
     assert len(rows) == 7 + 5
@@ -408,26 +352,38 @@ def test_counters_at_the_edges_of_types_and_refused_between(play: Player) -> Non
     assert {row["memory_used_bytes"] for row in rows if row["device_id"] == 1} == {None}
 
 
-def test_a_value_of_a_type_that_nobody_knows_is_unknown(play: Player) -> None:
+def test_counters_that_are_blank_too_large_or_of_an_unknown_type_are_unknown(play: Player) -> None:
     """Not 0: of an energy counter that would be a step backwards, of a sum of links as well."""
-    script = ONE + "set 0 field:83 5000\nset 0 temperature 50\nset 0 memory_used 7\n"
-    script += "".join(f"set 0 field:{i} 3\n" for i in (38, 45, 52, 94))
-    script += "set 0 field:83:type 3\nset 0 field:83:type 77 100\n"
-    script += "set 0 field:52 18446744073709551615 100\nset 0 field:52 3 200\n"
-    script += "set 0 memory_used 18446744073709551615 100\n"
-    found = play(
-        script,
-        """
-        from chopper.tables import TABLES
-        names = [c.name for c in TABLES["device_counter"].columns][2:]
-        found = rows(opened(_sources.CounterSource()), 0, 100, 200)
-        print(json.dumps([dict(zip(names, row[1:])) for row in found]))
-        """,
-    )
-    assert [row["energy_j"] for row in found] == [5.0, None, None]
-    assert [row["link_error_count"] for row in found] == [9, None, 9]
-    assert [row["pcie_replay_count"] for row in found] == [3, 3, 3]
-    assert [row["memory_used_bytes"] for row in found] == [7, None, None]
+    script = f"""{TWO}
+        set 0 field:83 5000
+        set 0 field:83:type 3
+        set 0 field:83:type 77 100
+        set 0 field:74 7
+        set 0 field:74 18446744073709551615 100
+        set 0 field:138:all 18014398509481984
+        set 0 field:139:all 5
+        set 0 temperature 50
+        set 0 field:38 3
+        set 0 field:45 3
+        set 0 field:52 3
+        set 0 field:52 18446744073709551615 100
+        set 0 field:52 3 200
+        set 0 field:94 3
+        set 0 memory_used 7
+        set 0 memory_used 18446744073709551615 100
+        set 1 field:83 18446744073709551615
+        set 1 field:94 3
+    """
+    found = read(play, script, "CounterSource", 0, 100, 200)
+    first, second = ([row for row in found if row["device_id"] == device] for device in (0, 1))
+    assert [row["energy_j"] for row in first] == [5.0, None, None]
+    assert [row["energy_j"] for row in second] == [None] * 3
+    assert [row["power_throttle_ns"] for row in first] == [7, None, None]
+    assert [row["link_tx_bytes"] for row in first] == [None] * 3
+    assert [row["link_rx_bytes"] for row in first] == [5 * 1024] * 3
+    assert [row["link_error_count"] for row in first] == [9, None, 9]
+    assert [row["pcie_replay_count"] for row in first] == [3, 3, 3]
+    assert [row["memory_used_bytes"] for row in first] == [7, None, None]
 
 
 @pytest.mark.parametrize(("refusal", "expected"), [(13, 60.0), (3, 60.0), (999, None)])
@@ -436,29 +392,11 @@ def test_older_drivers_have_another_call_for_the_temperature(
 ) -> None:
     """Where the newer one is refused for good, not where it fails once."""
     script = ONE + f"set 0 temperature 60\nfail 0 nvmlDeviceGetTemperatureV {refusal}\n"
-    code = """
-    from chopper.tables import TABLES
-    names = [c.name for c in TABLES["device_counter"].columns][2:]
-    s = opened(_sources.CounterSource())
-    print(json.dumps([[dict(zip(names, row[1:])) for row in rows(s, 0)], list(s.calls())]))
-    """
-    ((row,), calls) = play(script + "set 0 field:83 1\n", code)
+    script += "set 0 field:83 1\n"
+    (row,) = read(play, script, "CounterSource", 0)
     assert row["temperature_c"] == expected
-    assert ("nvmlDeviceGetTemperature" in calls) == (expected is not None)
-
-
-def test_newer_devices_count_link_bytes_under_other_fields(play: Player) -> None:
-    found = play(
-        ONE + "set 0 field:202:all 12345\n",
-        """
-        from chopper.tables import TABLES
-        names = [c.name for c in TABLES["device_counter"].columns][2:]
-        (row,) = rows(opened(_sources.CounterSource()), 0)
-        print(json.dumps(dict(zip(names, row[1:]))))
-        """,
-    )
-    assert found["link_tx_bytes"] == 12345
-    assert found["link_rx_bytes"] is None
+    code = "print(json.dumps(list(opened(_sources.CounterSource()).calls())))"
+    assert ("nvmlDeviceGetTemperature" in play(script, code)) == (expected is not None)
 
 
 def test_what_the_driver_buffers_is_compared_with_the_rate_asked_for(tmp_path: Path) -> None:
