@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,13 @@ def play(amd_library: tuple[Path, dict[str, list[int]]], tmp_path: Path) -> Play
     return Player(*amd_library, tmp_path)
 
 
+def read(play: Player, lines: list[str], source: str, *times_ns: int) -> list[dict[str, Any]]:
+    """Rows of a source, by column, read at these times."""
+    code = f"print(json.dumps(rows(opened(_sources.{source}()), *{times_ns})))"
+    found: list[dict[str, Any]] = play(lines, code)
+    return found
+
+
 @needs_amdsmi
 def test_the_clock_is_the_mean_over_the_dies_that_report_one(play: Player) -> None:
     lines = [
@@ -31,7 +39,7 @@ def test_the_clock_is_the_mean_over_the_dies_that_report_one(play: Player) -> No
         play.set(0, "current_uclk", 1300),
         play.set(0, "current_socket_power", 640),
     ]
-    (row,) = play(lines, "print(json.dumps(rows(opened(_sources.ClockSource()), 0)))")
+    (row,) = read(play, lines, "ClockSource", 0)
     assert row["sm_clock_hz"] == 2_000_000_000
     assert row["memory_clock_hz"] == 1_300_000_000
     assert row["power_w"] == 640.0
@@ -55,22 +63,22 @@ def test_reasons_come_from_what_the_residencies_grew_by(play: Player) -> None:
     lines += [play.set(0, "accumulation_counter", 1000 + 10 * n, n) for n in range(6)]
     lines += [play.set(0, "ppt_residency_acc", 105, 3), play.set(0, "ppt_residency_acc", 115, 4)]
     lines += [play.set(0, "hbm_thm_residency_acc", 101, 4)]
-    found = play(lines, "print(json.dumps(rows(opened(_sources.ClockSource()), 1, 2, 3, 4)))")
+    found = read(play, lines, "ClockSource", 1, 2, 3, 4)
     assert [row["event_reasons"] for row in found] == [0, 0, 0x4, 0x24]
 
 
 @needs_amdsmi
 def test_time_under_a_cap_adds_up_from_residencies(play: Player) -> None:
+    """A quarter of the ticks; three sensors that were hot at once are not more than all of them."""
     lines = [ONE, play.set(0, "ppt_residency_acc", 100), play.set(0, "accumulation_counter", 1000)]
-    lines += [
-        play.set(0, "accumulation_counter", 1100, 2),
-        play.set(0, "ppt_residency_acc", 125, 2),
-    ]
-    found = play(
-        lines, "print(json.dumps(rows(opened(_sources.CounterSource()), 0, 1_000_000_000)))"
-    )
-    assert found[1]["power_throttle_ns"] == 250_000_000
-    assert found[1]["thermal_throttle_ns"] == 0
+    lines += [play.set(0, "accumulation_counter", 1100, 2)]
+    lines += [play.set(0, "accumulation_counter", 1200, 3)]
+    lines += [play.set(0, "ppt_residency_acc", 125, 2)]
+    for name in ("socket_thm", "vr_thm", "hbm_thm"):
+        lines += [play.set(0, f"{name}_residency_acc", acc, n) for acc, n in ((0, 0), (90, 3))]
+    found = read(play, lines, "CounterSource", 0, 1_000_000_000, 2_000_000_000)
+    assert [row["power_throttle_ns"] for row in found[1:]] == [250_000_000] * 2
+    assert [row["thermal_throttle_ns"] for row in found[1:]] == [0, 10**9]
 
 
 @needs_amdsmi
@@ -84,7 +92,7 @@ def test_counters_have_their_units(play: Player) -> None:
         play.set(0, "xgmi_read_data_acc", 3, item=0),
         play.set(0, "xgmi_read_data_acc", 4, item=1),
     ]
-    (row,) = play(lines, "print(json.dumps(rows(opened(_sources.CounterSource()), 0)))")
+    (row,) = read(play, lines, "CounterSource", 0)
     assert row["energy_j"] == pytest.approx(15.259)
     assert row["temperature_c"] == 71.0
     assert row["device_utilization_ratio"] == 0.88
@@ -105,10 +113,7 @@ def test_bytes_over_pcie_come_from_the_rate_that_the_firmware_adds_up(play: Play
     lines += [play.set(0, "pcie_nak_sent_count_acc", 3), play.set(0, "pcie_nak_rcvd_count_acc", 4)]
     lines += [play.set(0, "pcie_l0_to_recov_count_acc", 5)]
     lines += [play.set(0, "pcie_nak_sent_count_acc", 0xFFFFFFFF, 7)]
-    code = (
-        "print(json.dumps(rows(opened(_sources.CounterSource()), *(n * 10**9 for n in range(7)))))"
-    )
-    found = play(lines, code)
+    found = read(play, lines, "CounterSource", *(n * 10**9 for n in range(7)))
     # Readings 1 to 7, a second apart: 20 GB/s over the second in which the ticks moved, 10 GB/s
     # over the three since then, nothing known around the reset, 5 GB/s after it.
     told = [0, 20, 20, None, 50 + 0, None, 55]
@@ -125,8 +130,8 @@ def test_a_rate_that_no_link_carries_is_no_traffic(play: Player) -> None:
     for n, total in enumerate((0, 0, 10**12, 10**12 + 100)):
         lines += [play.set(0, "accumulation_counter", 10 * n, n)]
         lines += [play.set(0, "pcie_bandwidth_acc", total, n)]
-    code = "print(json.dumps(rows(opened(_sources.CounterSource()), 0, 10**9, 2 * 10**9)))"
-    assert [row["pcie_bytes"] for row in play(lines, code)] == [0, None, 10 * 10**9]
+    found = read(play, lines, "CounterSource", 0, 10**9, 2 * 10**9)
+    assert [row["pcie_bytes"] for row in found] == [0, None, 10 * 10**9]
 
 
 @needs_amdsmi
@@ -136,20 +141,8 @@ def test_a_link_that_does_not_answer_makes_no_smaller_sum(play: Player) -> None:
     lines += [play.set(0, "xgmi_read_data_acc", blank, 2, item=1)]
     lines += [play.set(0, "xgmi_read_data_acc", 12, 3, item=1)]
     lines += [play.set(0, "xgmi_read_data_acc", 500, 3, item=7)]  # not among those of the start
-    code = "print(json.dumps(rows(opened(_sources.CounterSource()), 1, 2, 3)))"
-    found = [row["link_rx_bytes"] for row in play(lines, code)]
-    assert found == [30 * 1024, None, 32 * 1024]
-
-
-@needs_amdsmi
-def test_several_hot_sensors_are_no_more_than_all_of_the_time(play: Player) -> None:
-    hot = ("socket_thm_residency_acc", "vr_thm_residency_acc", "hbm_thm_residency_acc")
-    lines = [ONE, play.set(0, "accumulation_counter", 0)]
-    lines += [play.set(0, "accumulation_counter", 100, 2)]
-    for name in hot:
-        lines += [play.set(0, name, 0), play.set(0, name, 90, 2)]
-    found = play(lines, "print(json.dumps(rows(opened(_sources.CounterSource()), 0, 10**9)))")
-    assert found[1]["thermal_throttle_ns"] == 10**9
+    found = read(play, lines, "CounterSource", 1, 2, 3)
+    assert [row["link_rx_bytes"] for row in found] == [30 * 1024, None, 32 * 1024]
 
 
 @needs_amdsmi
@@ -179,7 +172,7 @@ def test_what_power_is_stands_in_the_limits(
 def test_devices_are_numbered_as_hip_does(play: Player) -> None:
     lines = ["gpu 0 1 GPU-b SPX", "gpu 1 0 GPU-a SPX"]
     lines += [play.set(0, "current_gfxclk", 1000), play.set(1, "current_gfxclk", 2000)]
-    found = play(lines, "print(json.dumps(rows(opened(_sources.ClockSource()), 0)))")
+    found = read(play, lines, "ClockSource", 0)
     assert [(r["device_id"], r["device_uuid"], r["sm_clock_hz"]) for r in found] == [
         (0, "GPU-a", 2_000_000_000),
         (1, "GPU-b", 1_000_000_000),
@@ -306,9 +299,8 @@ def test_residencies_that_stand_still_or_step_back_tell_nothing(play: Player) ->
     for n, ticks in enumerate((100, 110, 110, 120, 130, (1 << 64) - 1, 140)):
         lines.append(play.set(0, "accumulation_counter", ticks, n))
         lines.append(play.set(0, "ppt_residency_acc", (0, 5, 5, 9, 2, 2, 3)[n], n))
-    code = "s = opened(_sources.ClockSource()); print(json.dumps(rows(s, *range(1, 7))))"
-    found = [row["event_reasons"] for row in play(lines, code)]
-    assert found == [0x4, None, 0x4, None, None, 0x4]
+    found = read(play, lines, "ClockSource", *range(1, 7))
+    assert [row["event_reasons"] for row in found] == [0x4, None, 0x4, None, None, 0x4]
 
 
 @needs_amdsmi
@@ -376,10 +368,7 @@ def test_devices_that_tell_nothing_apart_are_refused(play: Player) -> None:
 @needs_amdsmi
 def test_partitions_are_listed_with_their_socket(play: Player) -> None:
     lines = ["gpu 0 0 GPU-a CPX", "gpu 1 1 GPU-b CPX"]
-    code = """
-    s = opened(_sources.PartitionSource()); print(json.dumps(rows(s, 0)))
-    """
-    first, second = play(lines, code)
+    first, second = read(play, lines, "PartitionSource", 0)
     assert (first["device_uuid"], second["device_uuid"]) == ("GPU-a", "GPU-b")
     assert first["compute_partition"] == "CPX"
     # This library does not answer for these: unknown, not zero.
