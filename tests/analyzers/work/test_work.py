@@ -367,123 +367,66 @@ def test_2021_traces_have_other_type_names_or_none() -> None:
     assert work.bytes_count == 4 * (32 + 16 * 8 + 8 * 32 + 16 * 32)
 
 
+TYPES = {
+    "bf16": HALF, "fp32": "float", "fp64": "double", "int8": "signed char",
+    "uint8": "unsigned char", "int": "int", "fp8": "c10::Float8_e4m3fn",
+    "fp4": "c10::Float4_e2m1fn_x2", "-": "", "s": "Scalar",
+}  # fmt: skip
 GROUPED = "aten::_grouped_mm"
+SCALED = "aten::_scaled_mm"
+GROUPED_SCALED = "aten::_scaled_grouped_mm"
+LINEAR = "mkldnn::_linear_pointwise"
+LINEAR_BACKWARD = "aten::mkldnn_linear_backward"
+
+
+def given(text: str, types: int) -> list[str] | None:
+    """Concrete inputs of as many arguments: those of the last ones, ``-`` for none."""
+    values = ["" if value == "-" else value for value in text.replace(", ", ",").split()]
+    return [*[""] * (types - len(values)), *values] if values else None
 
 
 @pytest.mark.parametrize(
     ("name", "dims", "types", "concrete", "flop", "dtype"),
     [
         # 64 tokens routed to 4 experts of 32 x 16
-        (
-            GROUPED,
-            [[64, 32], [4, 32, 16], [4], [], []],
-            [HALF, HALF, "int", "", ""],
-            None,
-            65536,
-            "bf16",
-        ),
+        (GROUPED, [[64, 32], [4, 32, 16], [4], [], []], "bf16 bf16 int - -", "", 65536, "bf16"),
         # weight gradient: K = 64 tokens cut into 4 groups, a 32 x 16 result each
+        (GROUPED, [[32, 64], [64, 16], [4], [], []], "bf16 bf16 int - -", "", 65536, "bf16"),
+        (GROUPED, [[4, 32, 8], [8, 64], [4], [], []], "bf16 bf16 int - -", "", 32768, "bf16"),
+        (GROUPED, [[4, 32, 8], [4, 8, 16], [], [], []], "bf16 bf16 - - -", "", 32768, "bf16"),
         (
-            GROUPED,
-            [[32, 64], [64, 16], [4], [], []],
-            [HALF, HALF, "int", "", ""],
-            None,
-            65536,
-            "bf16",
-        ),
-        (
-            GROUPED,
-            [[4, 32, 8], [8, 64], [4], [], []],
-            [HALF, HALF, "int", "", ""],
-            None,
-            32768,
-            "bf16",
-        ),
-        (
-            GROUPED,
-            [[4, 32, 8], [4, 8, 16], [], [], []],
-            [HALF, HALF, "", "", ""],
-            None,
-            32768,
-            "bf16",
-        ),
-        (
-            "aten::_scaled_grouped_mm",
-            [[64, 32], [4, 32, 16], [64], [4, 16], [4], [], [], [], []],
-            [
-                "c10::Float8_e4m3fn",
-                "c10::Float8_e4m3fn",
-                "float",
-                "float",
-                "int",
-                "",
-                "",
-                "Scalar",
-                "Scalar",
-            ],
-            ["", "", "", "", "", "", "", "15", "True"],
-            65536,
-            "fp8",
+            *(GROUPED_SCALED, [[64, 32], [4, 32, 16], [64], [4, 16], [4], [], [], [], []]),
+            *("fp8 fp8 fp32 fp32 int - - s s", "15 True", 65536, "fp8"),
         ),
         # two 4-bit values per element: K is 64, not 32
         (
-            "aten::_scaled_mm",
-            [[16, 32], [32, 48], [16, 4], [48, 4], [], [], [], []],
-            ["c10::Float4_e2m1fn_x2"] * 2
-            + ["c10::Float8_e4m3fn"] * 2
-            + ["", "", "Scalar", "Scalar"],
-            ["", "", "", "", "", "", "15", "False"],
-            2 * 16 * 64 * 48,
-            "fp4",
+            *(SCALED, [[16, 32], [32, 48], [16, 4], [48, 4], [], [], [], []]),
+            *("fp4 fp4 fp8 fp8 - - s s", "15 False", 2 * 16 * 64 * 48, "fp4"),
         ),
-        ("aten::_int_mm", [[32, 64], [64, 16]], ["signed char"] * 2, None, 65536, "int8"),
-        ("aten::mv", [[24, 5], [5]], ["double"] * 2, None, 240, "fp64"),
-        ("aten::dot", [[5], [5]], ["float"] * 2, None, 10, "fp32"),
-        ("aten::matmul", [[2, 1, 5, 7], [3, 7, 4]], ["float"] * 2, None, 2 * 6 * 5 * 7 * 4, "fp32"),
-        ("aten::matmul", [[5], [3, 5, 4]], ["float"] * 2, None, 2 * 3 * 5 * 4, "fp32"),
-        ("mkldnn::_linear_pointwise", [[6, 8], [16, 8], [16]], ["float"] * 3, None, 1536, "fp32"),
+        ("aten::_int_mm", [[32, 64], [64, 16]], "int8 int8", "", 65536, "int8"),
+        ("aten::mv", [[24, 5], [5]], "fp64 fp64", "", 240, "fp64"),
+        ("aten::dot", [[5], [5]], "fp32 fp32", "", 10, "fp32"),
+        ("aten::matmul", [[2, 1, 5, 7], [3, 7, 4]], "fp32 fp32", "", 2 * 6 * 5 * 7 * 4, "fp32"),
+        ("aten::matmul", [[5], [3, 5, 4]], "fp32 fp32", "", 2 * 3 * 5 * 4, "fp32"),
+        (LINEAR, [[6, 8], [16, 8], [16]], "fp32 fp32 fp32", "", 1536, "fp32"),
+        (LINEAR, [[6, 8], [6, 16], [16, 8], [16]], "fp32 fp32 fp32 fp32", "", 1536, "fp32"),
         (
-            "mkldnn::_linear_pointwise",
-            [[6, 8], [6, 16], [16, 8], [16]],
-            ["float"] * 4,
-            None,
-            1536,
-            "fp32",
+            *("vllm::rocm_unquantized_gemm", [[8192, 2880], [32, 2880], [32]]),
+            *("bf16 bf16 bf16", "", 1509949440, "bf16"),
         ),
         (
-            "vllm::rocm_unquantized_gemm",
-            [[8192, 2880], [32, 2880], [32]],
-            [HALF] * 3,
-            None,
-            1509949440,
-            "bf16",
+            *("aiter::gemm_a16w16", [[15360, 4096], [6144, 4096]]),
+            *("bf16 bf16", "", 2 * 15360 * 4096 * 6144, "bf16"),
         ),
-        (
-            "aiter::gemm_a16w16",
-            [[15360, 4096], [6144, 4096]],
-            [HALF] * 2,
-            None,
-            2 * 15360 * 4096 * 6144,
-            "bf16",
-        ),
-        (
-            "aiter::gemm_a4w4",
-            [[16, 32], [48, 32]],
-            ["unsigned char"] * 2,
-            None,
-            2 * 16 * 64 * 48,
-            "fp4",
-        ),
+        ("aiter::gemm_a4w4", [[16, 32], [48, 32]], "uint8 uint8", "", 2 * 16 * 64 * 48, "fp4"),
     ],
 )
 def test_matrix_products_worked_by_hand(
-    name: str, dims: list[Any], types: list[str], concrete: list[str] | None, flop: int, dtype: str
+    name: str, dims: list[Any], types: str, concrete: str, flop: int, dtype: str
 ) -> None:
-    work = of(name, dims, types, concrete)
+    names = [TYPES[short] for short in types.split()]
+    work = of(name, dims, names, given(concrete, len(names)))
     assert (work.family, work.flop_count, work.dtype) == ("gemm", flop, dtype)
-
-
-FP8 = "c10::Float8_e4m3fn"
 
 
 @pytest.mark.parametrize(
@@ -491,84 +434,50 @@ FP8 = "c10::Float8_e4m3fn"
     [
         # four products of 5 x 7 and 7 x 3, summed into one 5 x 3; the addend is read unless β is 0
         (
-            "aten::addbmm",
-            [[5, 3], [4, 5, 7], [4, 7, 3], [], []],
-            ["float"] * 3 + ["Scalar"] * 2,
-            ["", "", "", "1", "1"],
-            2 * 4 * 5 * 7 * 3,
-            4 * (15 + 140 + 84 + 15),
+            *("aten::addbmm", [[5, 3], [4, 5, 7], [4, 7, 3], [], []], "fp32 fp32 fp32 s s", "1 1"),
+            *(2 * 4 * 5 * 7 * 3, 4 * (15 + 140 + 84 + 15)),
         ),
         (
-            "aten::addbmm",
-            [[5, 3], [4, 5, 7], [4, 7, 3], [], []],
-            ["float"] * 3 + ["Scalar"] * 2,
-            ["", "", "", "0", "1"],
-            2 * 4 * 5 * 7 * 3,
-            4 * (140 + 84 + 15),
+            *("aten::addbmm", [[5, 3], [4, 5, 7], [4, 7, 3], [], []], "fp32 fp32 fp32 s s", "0 1"),
+            *(2 * 4 * 5 * 7 * 3, 4 * (140 + 84 + 15)),
         ),
         # input, its gradient, weight, its gradient, and the result's, which is read by both
         (
-            "aten::mkldnn_linear_backward",
-            [[6, 8], [6, 16], [16, 8], []],
-            ["float"] * 3 + [""],
-            ["", "", "", "[True, True, False]"],
-            2 * 2 * 6 * 16 * 8,
-            4 * (96 + 48 + 48 + 128 + 128),
+            *(LINEAR_BACKWARD, [[6, 8], [6, 16], [16, 8], []], "fp32 fp32 fp32 -"),
+            *("[True, True, False]", 2 * 2 * 6 * 16 * 8, 4 * (96 + 48 + 48 + 128 + 128)),
         ),
         (
-            "aten::mkldnn_linear_backward",
-            [[6, 8], [6, 16], [16, 8], []],
-            ["float"] * 3 + [""],
-            ["", "", "", "[False, True, False]"],
-            2 * 6 * 16 * 8,
-            4 * (96 + 48 + 128),
+            *(LINEAR_BACKWARD, [[6, 8], [6, 16], [16, 8], []], "fp32 fp32 fp32 -"),
+            *("[False, True, False]", 2 * 6 * 16 * 8, 4 * (96 + 48 + 128)),
         ),
         # fp8 in, 15 is bfloat16 out, with a bias
         (
-            "aten::_scaled_mm_v2",
-            [[16, 32], [32, 48], [], [], [], [], [], [], [48], []],
-            [FP8, FP8, *[""] * 6, HALF, "Scalar"],
-            [*[""] * 9, "15"],
-            2 * 16 * 32 * 48,
-            16 * 32 + 32 * 48 + 2 * 48 + 2 * 16 * 48,
+            *("aten::_scaled_mm_v2", [[16, 32], [32, 48], [], [], [], [], [], [], [48], []]),
+            *("fp8 fp8 - - - - - - bf16 s", "15"),
+            *(2 * 16 * 32 * 48, 16 * 32 + 32 * 48 + 2 * 48 + 2 * 16 * 48),
         ),
         (
-            "_C::cutlass_scaled_mm",
-            [[16, 48], [16, 32], [32, 48]],
-            [HALF, FP8, FP8],
-            None,
-            2 * 16 * 32 * 48,
-            2 * 16 * 48 + 16 * 32 + 32 * 48,
+            *("_C::cutlass_scaled_mm", [[16, 48], [16, 32], [32, 48]], "bf16 fp8 fp8", ""),
+            *(2 * 16 * 32 * 48, 2 * 16 * 48 + 16 * 32 + 32 * 48),
         ),
         # 4 bits a weight; N stands in the scales [K/group, N, 2]
         (
-            "aten::_weight_int4pack_mm",
-            [[4, 64], [2, 2, 32, 4], [], [2, 16, 2]],
-            [HALF, "int", "Scalar", HALF],
-            ["", "", "32", ""],
-            2 * 4 * 64 * 16,
-            2 * 4 * 64 + 64 * 16 // 2 + 2 * 2 * 16 * 2 + 2 * 4 * 16,
+            *("aten::_weight_int4pack_mm", [[4, 64], [2, 2, 32, 4], [], [2, 16, 2]]),
+            *("bf16 int s bf16", "32 -"),
+            *(2 * 4 * 64 * 16, 2 * 4 * 64 + 64 * 16 // 2 + 2 * 2 * 16 * 2 + 2 * 4 * 16),
         ),
         # Two layers of 32 -> 64 -> 32 on 16 rows; what is kept between them is not recorded.
         (
-            "_LayerNormMLP",
-            [[2, 8, 32], [32], [64, 32], [64], [32, 64]],
-            [HALF] * 5,
-            None,
-            2 * 16 * (64 * 32 + 32 * 64),
-            None,
+            *("_LayerNormMLP", [[2, 8, 32], [32], [64, 32], [64], [32, 64]]),
+            *("bf16 bf16 bf16 bf16 bf16", "", 2 * 16 * (64 * 32 + 32 * 64), None),
         ),
     ],
 )
 def test_rarer_products_worked_by_hand(
-    name: str,
-    dims: list[Any],
-    types: list[str],
-    concrete: list[str] | None,
-    flop: int,
-    bytes_count: int | None,
+    name: str, dims: list[Any], types: str, concrete: str, flop: int, bytes_count: int | None
 ) -> None:
-    work = of(name, dims, types, concrete)
+    names = [TYPES[short] for short in types.split()]
+    work = of(name, dims, names, given(concrete, len(names)))
     assert (work.family, work.flop_count, work.bytes_count) == ("gemm", flop, bytes_count)
 
 
