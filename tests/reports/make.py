@@ -8,7 +8,6 @@ the numbers; no analyzer has a part in it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +103,7 @@ def strings(codes: np.ndarray, names: list[str]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
 
 
-def table(name: str, columns: dict[str, Any]) -> pa.Table:
+def table(name: str, /, **columns: Any) -> pa.Table:
     """A declared table; columns that are not given are null."""
     schema = TABLES[name].arrow
     rows = len(next(iter(columns.values())))
@@ -129,6 +128,11 @@ def table(name: str, columns: dict[str, Any]) -> pa.Table:
 _DEFAULTS = {"span_ns": 10_000_000}
 
 
+def put(run: Run, rank: int, name: str, /, **columns: Any) -> None:
+    """Give a rank a declared table of these columns."""
+    put_table(run, rank, name, table(name, **columns))
+
+
 class _Program:
     """The slots of one step: what runs, in which layer and phase."""
 
@@ -141,10 +145,7 @@ class _Program:
         if shape.hostile:
             layers[0] = HOSTILE[0]
         rows.append((ADD, "aten::embedding", "model.tok_embeddings", "forward", 0.4, 0, 0))
-        for phase, factor, order in (
-            ("forward", 1.0, layers),
-            ("backward", 2.0, layers[::-1]),
-        ):
+        for phase, factor, order in (("forward", 1.0, layers), ("backward", 2.0, layers[::-1])):
             for layer in order:
                 rows += [
                     (
@@ -315,33 +316,26 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
     )
     kernel_row, comm_row, copy_row = row_of[:n], row_of[n : n + len(comm)], row_of[n + len(comm) :]
 
-    put_table(
+    put(
         run,
         rank,
         "device_event",
-        table(
-            "device_event",
-            {
-                "start_ns": ev_start,
-                "dur_ns": ev_dur,
-                "device_id": np.full(len(slot), rank, np.int32),
-                "stream_id": np.array([_COMPUTE_STREAM, _COMM_STREAM, _COPY_STREAM])[what],
-                "kind": strings(np.array([0, 0, 1])[what], ["kernel", "memcpy"]),
-                "name": strings(ev_kernel, program.kernel_names),
-                "correlation_id": np.arange(len(slot)),
-            },
-        ),
+        start_ns=ev_start,
+        dur_ns=ev_dur,
+        device_id=np.full(len(slot), rank, np.int32),
+        stream_id=np.array([_COMPUTE_STREAM, _COMM_STREAM, _COPY_STREAM])[what],
+        kind=strings(np.array([0, 0, 1])[what], ["kernel", "memcpy"]),
+        name=strings(ev_kernel, program.kernel_names),
+        correlation_id=np.arange(len(slot)),
     )
     links = table(
         "event_link",
-        {
-            "launch_row": pa.nulls(len(slot), pa.int64()),
-            "op": strings(ev_op, program.op_names),
-            "layer": strings(layer[slot], program.layer_names),
-            "phase": strings(phase[slot], program.phase_names),
-            "step_index": step[slot].astype(np.int32),
-            "work_class": strings(what, ["compute", "communication", "copy"]),
-        },
+        launch_row=pa.nulls(len(slot), pa.int64()),
+        op=strings(ev_op, program.op_names),
+        layer=strings(layer[slot], program.layer_names),
+        phase=strings(phase[slot], program.phase_names),
+        step_index=step[slot].astype(np.int32),
+        work_class=strings(what, ["compute", "communication", "copy"]),
     )
 
     # Pieces.
@@ -391,17 +385,15 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
     cause_code = np.concatenate([np.full(len(p[0]), p[3]) for p in parts])
     pieces = table(
         "piece",
-        {
-            "rank": np.full(len(slots), rank, np.int32),
-            "step_index": step[slots].astype(np.int32),
-            "cause": strings(cause_code, cause_names),
-            "event_row": rows,
-            "phase": strings(phase[slots], program.phase_names),
-            "layer": strings(layer[slots], program.layer_names),
-            "op": strings(ev_op[rows], program.op_names),
-            "kernel": strings(ev_kernel[rows], program.kernel_names),
-            "time_ns": time_ns,
-        },
+        rank=np.full(len(slots), rank, np.int32),
+        step_index=step[slots].astype(np.int32),
+        cause=strings(cause_code, cause_names),
+        event_row=rows,
+        phase=strings(phase[slots], program.phase_names),
+        layer=strings(layer[slots], program.layer_names),
+        op=strings(ev_op[rows], program.op_names),
+        kernel=strings(ev_kernel[rows], program.kernel_names),
+        time_ns=time_ns,
     )
     gap_slots = np.concatenate([g[0] for g in gap_rows])
     gap_codes = np.concatenate([g[1] for g in gap_rows])
@@ -409,14 +401,12 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
     gap_slots, gap_codes = gap_slots[sort], gap_codes[sort]
     gaps = table(
         "gap",
-        {
-            "rank": np.full(len(gap_slots), rank, np.int32),
-            "step_index": step[gap_slots].astype(np.int32),
-            "start_ns": tail_start[gap_slots],
-            "end_ns": ends[gap_slots],
-            "cause": strings(gap_codes, [c or "" for c in causes]),
-            "event_row": kernel_row[np.minimum(gap_slots + 1, n - 1)],
-        },
+        rank=np.full(len(gap_slots), rank, np.int32),
+        step_index=step[gap_slots].astype(np.int32),
+        start_ns=tail_start[gap_slots],
+        end_ns=ends[gap_slots],
+        cause=strings(gap_codes, [c or "" for c in causes]),
+        event_row=kernel_row[np.minimum(gap_slots + 1, n - 1)],
     )
     last = np.arange(shape.steps) * program.size + program.size - 1
     window_end = ends[last]
@@ -424,30 +414,23 @@ def _rank(run: Run, rank: int, shape: Shape, program: _Program) -> _Made:
     numbers = np.arange(shape.steps) + 10
     windows = table(
         "window",
-        {
-            "rank": np.full(shape.steps, rank, np.int32),
-            "step_index": np.arange(shape.steps, dtype=np.int32),
-            "number": numbers,
-            "start_ns": window_start,
-            "end_ns": window_end,
-        },
+        rank=np.full(shape.steps, rank, np.int32),
+        step_index=np.arange(shape.steps, dtype=np.int32),
+        number=numbers,
+        start_ns=window_start,
+        end_ns=window_end,
     )
-    put_table(
+    put(
         run,
         rank,
         "step",
-        table(
-            "step",
-            {
-                "number": numbers,
-                "start_ns": window_start - 500_000,
-                "end_ns": window_end - 500_000,
-                "source": strings(np.zeros(shape.steps, int), ["mark"]),
-                "traced": np.ones(shape.steps, bool),
-                "profiled": np.ones(shape.steps, bool),
-                "micro_steps": pa.nulls(shape.steps, pa.int64()),
-            },
-        ),
+        number=numbers,
+        start_ns=window_start - 500_000,
+        end_ns=window_end - 500_000,
+        source=strings(np.zeros(shape.steps, int), ["mark"]),
+        traced=np.ones(shape.steps, bool),
+        profiled=np.ones(shape.steps, bool),
+        micro_steps=pa.nulls(shape.steps, pa.int64()),
     )
     if shape.host:
         _host(
@@ -501,117 +484,82 @@ def _host(
         [np.zeros(len(numbers), int), np.ones(len(op), int), np.full(len(op), 2)]
     )
     order = np.lexsort((-durs, starts))
-    put_table(
+    put(
         run,
         rank,
         "host_span",
-        table(
-            "host_span",
-            {
-                "start_ns": starts[order],
-                "dur_ns": durs[order],
-                "pid": np.full(len(order), 4000 + rank),
-                "tid": np.full(len(order), 4000 + rank),
-                "category": strings(category[order], ["annotation", "cpu_op", "runtime"]),
-                "name": strings(codes[order], names),
-            },
-        ),
+        start_ns=starts[order],
+        dur_ns=durs[order],
+        pid=np.full(len(order), 4000 + rank),
+        tid=np.full(len(order), 4000 + rank),
+        category=strings(category[order], ["annotation", "cpu_op", "runtime"]),
+        name=strings(codes[order], names),
     )
-    put_table(
+    put(
         run,
         rank,
         "thread",
-        table(
-            "thread",
-            {
-                "pid": [4000 + rank],
-                "tid": [4000 + rank],
-                "process_name": strings(np.zeros(1, int), ["python"]),
-                "thread_name": strings(np.zeros(1, int), ["MainThread"]),
-            },
-        ),
+        pid=[4000 + rank],
+        tid=[4000 + rank],
+        process_name=strings(np.zeros(1, int), ["python"]),
+        thread_name=strings(np.zeros(1, int), ["MainThread"]),
     )
 
 
 def _telemetry(run: Run, rank: int, start: int, end: int, rng: np.random.Generator) -> None:
     times = np.arange(start - 1_000_000_000, end + 500_000_000, 10_000_000)
     n = len(times)
-    put_table(
+    put(
         run,
         rank,
         "process",
-        table(
-            "process",
-            {
-                "time_ns": times,
-                "rank": np.full(n, rank, np.int32),
-                "pid": np.full(n, 4000 + rank),
-                "cpu_ratio": 1.0 + 0.2 * rng.standard_normal(n).clip(-2, 2),
-                "rss_bytes": np.linspace(2e9, 3.5e9, n).astype(np.int64),
-                "thread_count": np.full(n, 40, np.int32),
-            },
-        ),
+        time_ns=times,
+        rank=np.full(n, rank, np.int32),
+        pid=np.full(n, 4000 + rank),
+        cpu_ratio=1.0 + 0.2 * rng.standard_normal(n).clip(-2, 2),
+        rss_bytes=np.linspace(2e9, 3.5e9, n).astype(np.int64),
+        thread_count=np.full(n, 40, np.int32),
     )
     allocated = (30e9 + 12e9 * np.abs(np.sin(np.arange(n) / 3))).astype(np.int64)
-    put_table(
+    put(
         run,
         rank,
         "device_memory",
-        table(
-            "device_memory",
-            {
-                "time_ns": times,
-                "device_id": np.full(n, rank, np.int32),
-                "allocated_bytes": allocated,
-                "reserved_bytes": np.full(n, 48_000_000_000),
-                "max_allocated_bytes": np.maximum.accumulate(allocated),
-            },
-        ),
+        time_ns=times,
+        device_id=np.full(n, rank, np.int32),
+        allocated_bytes=allocated,
+        reserved_bytes=np.full(n, 48_000_000_000),
+        max_allocated_bytes=np.maximum.accumulate(allocated),
     )
     if rank:
         return
     cores = 4
-    put_table(
+    put(
         run,
         rank,
         "cpu_core",
-        table(
-            "cpu_core",
-            {
-                "time_ns": np.repeat(times, cores),
-                "core_id": np.tile(np.arange(cores, dtype=np.int32), n),
-                "busy_ratio": rng.random(n * cores),
-                "system_ratio": rng.random(n * cores) * 0.1,
-                "steal_ratio": np.zeros(n * cores),
-            },
-        ),
+        time_ns=np.repeat(times, cores),
+        core_id=np.tile(np.arange(cores, dtype=np.int32), n),
+        busy_ratio=rng.random(n * cores),
+        system_ratio=rng.random(n * cores) * 0.1,
+        steal_ratio=np.zeros(n * cores),
     )
-    put_table(
+    put(
         run,
         rank,
         "nic",
-        table(
-            "nic",
-            {
-                "time_ns": times,
-                "interface": strings(np.zeros(n, int), ["eth0"]),
-                "rx_bytes": np.cumsum(rng.integers(0, 4_000_000, n)),
-                "tx_bytes": np.cumsum(rng.integers(0, 4_000_000, n)),
-            },
-        ),
+        time_ns=times,
+        interface=strings(np.zeros(n, int), ["eth0"]),
+        rx_bytes=np.cumsum(rng.integers(0, 4_000_000, n)),
+        tx_bytes=np.cumsum(rng.integers(0, 4_000_000, n)),
     )
-    put_table(
+    put(
         run,
         rank,
         "host",
-        table(
-            "host",
-            {
-                "time_ns": times,
-                "memory_available_bytes": np.linspace(20e9, 16e9, n).astype(np.int64),
-                "pressure_cpu_some_ns": np.cumsum(rng.integers(0, 2_000_000, n)),
-            },
-        ),
+        time_ns=times,
+        memory_available_bytes=np.linspace(20e9, 16e9, n).astype(np.int64),
+        pressure_cpu_some_ns=np.cumsum(rng.integers(0, 2_000_000, n)),
     )
 
 
@@ -696,12 +644,3 @@ def _manifest(shape: Shape) -> m.RunManifest:
         ranks=ranks,
         findings=[],
     )
-
-
-def _main() -> None:
-    made = make()
-    print(json.dumps(made.to_dict(), indent=1)[:2000])
-
-
-if __name__ == "__main__":
-    _main()
