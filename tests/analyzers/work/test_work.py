@@ -379,7 +379,7 @@ LINEAR = "mkldnn::_linear_pointwise"
 LINEAR_BACKWARD = "aten::mkldnn_linear_backward"
 
 
-def given(text: str, types: int) -> list[str] | None:
+def concrete_inputs(text: str, types: int) -> list[str] | None:
     """Concrete inputs of as many arguments: those of the last ones, ``-`` for none."""
     values = ["" if value == "-" else value for value in text.replace(", ", ",").split()]
     return [*[""] * (types - len(values)), *values] if values else None
@@ -425,7 +425,7 @@ def test_matrix_products_worked_by_hand(
     name: str, dims: list[Any], types: str, concrete: str, flop: int, dtype: str
 ) -> None:
     names = [TYPES[short] for short in types.split()]
-    work = of(name, dims, names, given(concrete, len(names)))
+    work = of(name, dims, names, concrete_inputs(concrete, len(names)))
     assert (work.family, work.flop_count, work.dtype) == ("gemm", flop, dtype)
 
 
@@ -477,7 +477,7 @@ def test_rarer_products_worked_by_hand(
     name: str, dims: list[Any], types: str, concrete: str, flop: int, bytes_count: int | None
 ) -> None:
     names = [TYPES[short] for short in types.split()]
-    work = of(name, dims, names, given(concrete, len(names)))
+    work = of(name, dims, names, concrete_inputs(concrete, len(names)))
     assert (work.family, work.flop_count, work.bytes_count) == ("gemm", flop, bytes_count)
 
 
