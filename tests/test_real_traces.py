@@ -1,6 +1,6 @@
 """Real traces from real GPUs: brute-force unions, and a second opinion.
 
-They are optional: without the catalogue every test here skips with its reason.
+Our own recordings are always there; those of the catalogue skip with their reason where it is not.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from chopper.causes import CODES
 from chopper.views import view
 from tests.analyzers.make import joined as joined_tables
 from tests.conftest import find_traces_dir
+from tests.golden.own import OWN
 
 _TRACES = find_traces_dir()
 _FOLDERS = ("aorta", "hpctrainingexamples", "hta", "kineto", "param", "torch-profiling-tutorial")
 _NOT_TRACES = {"memory-timeline-raw.json.gz", "rocprofv3-sdk-tool-results.json.gz"}
 
 
-def _real() -> list[str]:
-    if _TRACES is None:
-        return []
-    found = [p for f in (*_FOLDERS, "tracelens") for p in (_TRACES / f).rglob("*.json.gz")]
-    return sorted(str(p.relative_to(_TRACES)) for p in found if p.name not in _NOT_TRACES)
-
-
-pytestmark = pytest.mark.skipif(_TRACES is None, reason="real traces not present")
+def _real() -> dict[str, Path]:
+    """Every trace with device events, ours and the catalogue's, by name."""
+    of_devices = ("dvfs_random", "dvfs_zeros", "h100-lead", "model-cuda", "model-rocm")
+    ours = [p for name in of_devices for p in sorted((OWN / name).glob("rank-*/trace.json.gz"))]
+    found = {str(p.relative_to(OWN)): p for p in ours}
+    for folder in () if _TRACES is None else (*_FOLDERS, "tracelens"):
+        for path in sorted((_TRACES / folder).rglob("*.json.gz")):
+            name = str(path.relative_to(_TRACES))
+            if path.name not in _NOT_TRACES and "cpu" not in name and "unit-test" not in name:
+                found[name] = path
+    return found
 
 
 def _events(path: Path) -> tuple[DeviceEvents, np.ndarray]:
@@ -61,9 +65,9 @@ def _union(start: np.ndarray, end: np.ndarray) -> int:
     return total
 
 
-@pytest.mark.parametrize("name", [n for n in _real() if "cpu" not in n and "unit-test" not in n])
-def test_states_equal_a_brute_force_union(traces_dir: Path, name: str) -> None:
-    events, work_class = _events(traces_dir / name)
+@pytest.mark.parametrize("path", [pytest.param(p, id=n) for n, p in _real().items()])
+def test_states_equal_a_brute_force_union(path: Path) -> None:
+    events, work_class = _events(path)
     if not len(events):
         pytest.skip("a trace without device events")
     start, end = events.start_ns, events.end_ns

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import chopper
 from chopper.causes import Level
+from tests.golden.own import OWN
 from tests.kineto_writer import EPOCH_WHOLE, Trace
 
 _LEVELS: tuple[Level, ...] = ("phase", "layer", "op", "kernel", "step")
@@ -43,6 +44,12 @@ def same_in_any_order(directory: Path, document: dict[str, Any], seed: int) -> N
     random.Random(seed).shuffle(document["traceEvents"])
     file.write_text(json.dumps(document))
     assert result(file) == before
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "model-rocm", "loading"])
+def test_shuffled_rows_of_our_recordings_change_nothing(tmp_path: Path, name: str) -> None:
+    file = OWN / name / "rank-00000" / "trace.json.gz"
+    same_in_any_order(tmp_path, json.loads(gzip.decompress(file.read_bytes())), seed=1)
 
 
 @pytest.mark.parametrize("name", _CATALOGUE)

@@ -20,8 +20,8 @@ EXACT = make()
 
 
 @pytest.fixture
-def trace(traces_dir) -> str:
-    return str(traces_dir / "hta" / "mi250-minitoy-train-rocm62.json.gz")
+def trace() -> str:
+    return str(OWN / "fsdp2" / "rank-00000" / "trace.json.gz")
 
 
 def run(*arguments: str) -> Result:

@@ -7,12 +7,13 @@ import pytest
 
 from tests.command import Outcome, run
 from tests.conftest import tmpfs
+from tests.golden.own import OWN
 from tests.kineto_writer import small_trace
 
 
 @pytest.fixture
-def trace(traces_dir) -> str:
-    return str(traces_dir / "hta" / "mi250-minitoy-train-rocm62.json.gz")
+def trace() -> str:
+    return str(OWN / "fsdp2" / "rank-00000" / "trace.json.gz")
 
 
 def chopper(*arguments: str, cwd: Path) -> Outcome:
