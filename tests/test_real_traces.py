@@ -25,7 +25,10 @@ from tests.conftest import find_traces_dir
 from tests.golden.own import OWN
 
 _TRACES = find_traces_dir()
-_FOLDERS = ("aorta", "hpctrainingexamples", "hta", "kineto", "param", "torch-profiling-tutorial")
+_FOLDERS = (
+    *("aorta", "hpctrainingexamples", "hta", "kineto", "param", "torch-profiling-tutorial"),
+    "tracelens",
+)
 _NOT_TRACES = {"memory-timeline-raw.json.gz", "rocprofv3-sdk-tool-results.json.gz"}
 
 
@@ -34,8 +37,8 @@ def _real() -> dict[str, Path]:
     of_devices = ("dvfs_random", "dvfs_zeros", "h100-lead", "model-cuda", "model-rocm")
     ours = [p for name in of_devices for p in sorted((OWN / name).glob("rank-*/trace.json.gz"))]
     found = {str(p.relative_to(OWN)): p for p in ours}
-    for folder in () if _TRACES is None else (*_FOLDERS, "tracelens"):
-        for path in sorted((_TRACES / folder).rglob("*.json.gz")):
+    if _TRACES is not None:
+        for path in sorted(p for f in _FOLDERS for p in (_TRACES / f).rglob("*.json.gz")):
             name = str(path.relative_to(_TRACES))
             if path.name not in _NOT_TRACES and "cpu" not in name and "unit-test" not in name:
                 found[name] = path
