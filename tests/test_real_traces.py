@@ -32,16 +32,14 @@ _FOLDERS = (
 _NOT_TRACES = {"memory-timeline-raw.json.gz", "rocprofv3-sdk-tool-results.json.gz"}
 
 
-def _real() -> dict[str, Path]:
-    """Every trace with device events, ours and the catalogue's, by name."""
+def real_traces() -> dict[str, Path]:
+    """Every trace, our own recordings of devices and the catalogue's, by name."""
     of_devices = ("dvfs_random", "dvfs_zeros", "h100-lead", "model-cuda", "model-rocm")
     ours = [p for name in of_devices for p in sorted((OWN / name).glob("rank-*/trace.json.gz"))]
     found = {str(p.relative_to(OWN)): p for p in ours}
     if _TRACES is not None:
-        for path in sorted(p for f in _FOLDERS for p in (_TRACES / f).rglob("*.json.gz")):
-            name = str(path.relative_to(_TRACES))
-            if path.name not in _NOT_TRACES and "cpu" not in name and "unit-test" not in name:
-                found[name] = path
+        theirs = sorted(p for f in _FOLDERS for p in (_TRACES / f).rglob("*.json.gz"))
+        found |= {str(p.relative_to(_TRACES)): p for p in theirs if p.name not in _NOT_TRACES}
     return found
 
 
@@ -68,7 +66,14 @@ def _union(start: np.ndarray, end: np.ndarray) -> int:
     return total
 
 
-@pytest.mark.parametrize("path", [pytest.param(p, id=n) for n, p in _real().items()])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=name)
+        for name, path in real_traces().items()
+        if "cpu" not in name and "unit-test" not in name
+    ],
+)
 def test_states_equal_a_brute_force_union(path: Path) -> None:
     events, work_class = _events(path)
     if not len(events):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import chopper
+from tests.golden.own import OWN
 
 _T = "tracelens"
 _PAIRS = [
@@ -32,14 +33,24 @@ def _compare(traces_dir: Path, a: str, b: str) -> chopper.Comparison:
     return chopper.compare(traces_dir / a, traces_dir / b)
 
 
-@pytest.mark.parametrize(("a", "b"), _PAIRS)
-def test_the_difference_is_closed(traces_dir, a, b) -> None:
-    found = _compare(traces_dir, a, b)
+def check_closure(found: chopper.Comparison) -> None:
     assert found.step.a_ns > 0
     assert sum(c.difference_ns for c in found.leaves()) == found.step.difference_ns
     assert sum(c.b_ns for c in found.leaves()) == found.step.b_ns
     for item in (*found.kernels, *found.operations):
         assert item.by_count_ns + item.by_duration_ns == item.difference_ns
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("model-cuda", "model-rocm"), ("dvfs_random", "dvfs_zeros"), ("fsdp2", "loading")]
+)
+def test_the_difference_of_our_recordings_is_closed(a, b) -> None:
+    check_closure(chopper.compare(OWN / a, OWN / b))
+
+
+@pytest.mark.parametrize(("a", "b"), _PAIRS)
+def test_the_difference_is_closed(traces_dir, a, b) -> None:
+    check_closure(_compare(traces_dir, a, b))
 
 
 @pytest.mark.parametrize(("a", "b"), _PAIRS[:2])
@@ -61,9 +72,9 @@ def test_other_models_get_no_verdict(traces_dir) -> None:
     assert {c.id for c in found.refused} == {"flop", "tokens"}
 
 
-def test_a_run_equals_itself(traces_dir) -> None:
-    found = _compare(traces_dir, *_PAIRS[5])
-    assert found.a.ranks == 8
+def test_a_run_equals_itself() -> None:
+    found = chopper.compare(OWN / "fsdp2", OWN / "fsdp2")
+    assert found.a.ranks == 2
     assert found.step.difference_ns == 0
     assert all(not c.difference_ns for c in found.changes)
     statuses = {c.status for c in found.checks}

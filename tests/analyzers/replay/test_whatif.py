@@ -20,11 +20,10 @@ from chopper.cli import cli
 from chopper.errors import InputError, UsageError
 from tests.analyzers import make
 from tests.analyzers.replay.make import call, run, tables
-from tests.conftest import find_traces_dir
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.plan import Clock, Dose, Plan
 from tests.known_causes.model.writer import write
-from tests.test_real_traces import _real
+from tests.test_real_traces import real_traces
 
 
 @pytest.fixture(scope="module")
@@ -370,10 +369,9 @@ def test_a_prediction_outside_its_bar_is_marked() -> None:
     assert "+10.0 % ✗" in table([case])
 
 
-@pytest.mark.skipif(find_traces_dir() is None, reason="real traces not present")
-@pytest.mark.parametrize("name", _real())
-def test_real_traces_are_given_back_within_one_percent(traces_dir: Path, name: str) -> None:
-    run = pipeline.attribute(chopper.load(traces_dir / name))
+@pytest.mark.parametrize("path", [pytest.param(p, id=n) for n, p in real_traces().items()])
+def test_real_traces_are_given_back_within_one_percent(path: Path) -> None:
+    run = pipeline.attribute(chopper.load(path))
     if any(f.code == "trace.no_kernels" for f in run.findings):
         with pytest.raises(InputError, match="kernel records of rank 0 were lost"):
             Replay(run)
