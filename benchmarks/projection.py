@@ -19,7 +19,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.estimates.project import Projection, Side, operator_class, project
 from chopper.analyzers.work import family
 from chopper.hardware.devices import DevicePeaks, Reach, lookup, reach_of
@@ -36,7 +36,7 @@ class Recorded:
     def __init__(self, file: Path) -> None:
         self.file = file
         _, _, self.model = file.name.partition("-")
-        attribution = chopper.attribute(chopper.load(file))
+        attribution = pipeline.attribute(pipeline.read(file))
         names = {rank.device for rank in attribution.ranks if rank.device}
         device = lookup(next(iter(names))) if len(names) == 1 else None
         if device is None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks import _synthetic
 from benchmarks.predictions import Prediction, real_cases, synthetic_cases
+from chopper import pipeline
 from chopper import wording as fmt
 from chopper.experiments.judgement import others_while
 from tests.known_causes.results import MAGNITUDES
@@ -130,12 +131,11 @@ def summary(cases: Sequence[Prediction]) -> str:
 
 def timed(events: int) -> None:
     """Seconds of the graph with its unmodified replay, of one more replay, of every cause's."""
-    import chopper
     from chopper.analyzers.replay.replay import Replay
 
     with tempfile.TemporaryDirectory(prefix="chopper-replay-") as work:
         _synthetic.write_run(Path(work) / "run", events)
-        attribution = chopper.attribute(Path(work) / "run")
+        attribution = pipeline.attribute(Path(work) / "run")
         marks = [time.perf_counter()]
         replay = Replay(attribution)
         marks.append(time.perf_counter())

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from benchmarks import _synthetic
 from benchmarks._peers import Sample, measure, peer_python
+from chopper import pipeline
 
 SIZES = (10_000, 100_000, 1_000_000, 3_000_000)
 LIMIT_S, LIMIT_BYTES = 5.0, 1.5e9
@@ -119,17 +120,14 @@ def _child(folder: Path) -> dict[str, float]:
 
 def _stages(folder: Path) -> dict[str, float]:
     """Seconds per stage and peak bytes of this process."""
-    import chopper
-    import chopper.analyzers.causes.attribute
-    import chopper.ingest
 
     times = [time.perf_counter()]
     cpu = sum(os.times()[:4])
-    run = chopper.load(folder)
+    run = pipeline.read(folder)
     for name in ("host_span", "device_event", "step", "collective"):
         run.table(0, name)
     times.append(time.perf_counter())
-    attribution = chopper.attribute(run)
+    attribution = pipeline.attribute(run)
     times.append(time.perf_counter())
     attribution.causes()
     times.append(time.perf_counter())
@@ -157,12 +155,11 @@ def _peer(python: str | None, statements: tuple[str, str], trace: Path | None) -
 
 
 def _profile(events: int) -> None:
-    import chopper
 
     made = _synthetic.run(events)
     profiler = cProfile.Profile()
     profiler.enable()
-    chopper.attribute(made).causes()
+    pipeline.attribute(made).causes()
     profiler.disable()
     pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
 

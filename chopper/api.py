@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.attribution import Attribution
-from chopper.engines.choice import engine_of, trace_bytes
+from chopper.engines.choice import engine_of
 from chopper.errors import UsageError
-from chopper.hardware.rank_device import with_devices
-from chopper.limits import return_freed_memory
 from chopper.notebook import as_cell
-from chopper.storage.remote import files_of
 from chopper.storage.run import Run
 
 if TYPE_CHECKING:
@@ -85,18 +82,7 @@ def load(source: Source, *, engine: Engine | None = None, device: Stated | None 
         InputError: nothing is there, or it is neither a run nor traces.
         UsageError: the device is not in the table, or a rank not in the run.
     """
-    if engine is not None:
-        run = pipeline.read(source, engine)
-        return run if device is None else with_devices(run, device)
-    with engine_of(_sizes(source)) as chosen:
-        return load(source, engine=chosen, device=device)
-
-
-def _sizes(run: Run | Source) -> list[int]:
-    """Return the bytes of trace of each file, or of each rank whose tables are held elsewhere."""
-    if isinstance(run, Run):
-        return [pipeline.trace_bytes(run, rank) for rank in run.ranks if run.tables.is_held(rank)]
-    return trace_bytes(files_of([run] if isinstance(run, str | Path) else run))
+    return pipeline.read(source, engine, device=device)
 
 
 def attribute(
@@ -128,15 +114,7 @@ def attribute(
         UsageError: a rank that is not in the run, steps of which none was traced, or a device that
             is not in the table.
     """
-    if engine is None:
-        with engine_of(_sizes(run)) as chosen:
-            return attribute(run, engine=chosen, ranks=ranks, steps=steps, device=device)
-    recording = run if isinstance(run, Run) else load(run, engine=engine)
-    if device is not None:
-        recording = with_devices(recording, device)
-    found = pipeline.attribute(recording, engine, ranks, steps)
-    return_freed_memory()
-    return _for_users(found)
+    return _for_users(pipeline.attribute(run, engine, ranks, steps, device=device))
 
 
 def _attributed(run: Run | Attribution | Source) -> Attributed:
@@ -252,7 +230,7 @@ def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> p
 
         def engine() -> Engine:
             assert not isinstance(run, Attributed)
-            return held.enter_context(engine_of(_sizes(run)))
+            return held.enter_context(engine_of(pipeline.sizes_of(run)))
 
         statement = held.enter_context(Query(run, sql, size_bytes(memory, "memory"), engine=engine))
         statement.plan()

@@ -51,11 +51,14 @@ from chopper.analyzers.trace.windows import Steps, common_steps, traced_steps
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
 from chopper.engines import Lost
+from chopper.engines.choice import engine_of
+from chopper.engines.choice import trace_bytes as file_bytes
 from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
-from chopper.hardware.rank_device import device_of
+from chopper.hardware.rank_device import device_of, with_devices
 from chopper.limits import ROW_BYTES, return_freed_memory
+from chopper.storage.remote import files_of
 from chopper.storage.results import Result, leave
 from chopper.storage.run import Run
 from chopper.storage.store import Span
@@ -68,23 +71,39 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.replay import Prediction, Replay
     from chopper.analyzers.replay.whatif_options import Changes
     from chopper.engines import Engine
+    from chopper.hardware.rank_device import Stated
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
     from chopper.storage.store import Stretch
 
     Source = str | Path | Sequence[str | Path]
 
 
-def read(source: Source, engine: Engine | None = None) -> Run:
+def read(source: Source, engine: Engine | None = None, *, device: Stated | None = None) -> Run:
     """Open a run directory, or read traces as a run.
 
     Args:
         source: a run directory; or a trace file, a glob, a directory of traces, or several.
-        engine: what reads the files, and holds their tables; by default this process.
+        engine: reads the files and holds their tables; by default this process where they are
+            small, else one process per core.
+        device: the device that it was recorded on, by any usual name (``"h100-sxm"``), or rank →
+            device; for recordings that name none. It counts whatever they say.
 
     Raises:
-        InputError: there is nothing there, or not what it should be.
+        InputError: nothing is there, or it is neither a run nor traces.
+        UsageError: the device is not in the table, or a rank not in the run.
     """
-    return ingest.read([source] if isinstance(source, str | Path) else list(source), engine)
+    if engine is None:
+        with engine_of(sizes_of(source)) as chosen:
+            return read(source, chosen, device=device)
+    run = ingest.read([source] if isinstance(source, str | Path) else list(source), engine)
+    return run if device is None else with_devices(run, device)
+
+
+def sizes_of(run: Run | Source) -> list[int]:
+    """Return the bytes of trace of each file, or of each rank whose tables are held elsewhere."""
+    if isinstance(run, Run):
+        return [trace_bytes(run, rank) for rank in run.ranks if run.tables.is_held(rank)]
+    return file_bytes(files_of([run] if isinstance(run, str | Path) else run))
 
 
 def trace_bytes(recording: Run, rank: int) -> int:
@@ -256,25 +275,36 @@ _LEAST_ROWS = 2_000
 
 
 def attribute(
-    recording: Run,
+    run: Run | Source,
     engine: Engine | None = None,
     ranks: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
+    *,
+    device: Stated | None = None,
     begins_ns: Mapping[int, int] | None = None,
 ) -> Attributed:
     """Join, match, attribute and aggregate all ranks of a recording.
 
     Args:
-        recording: with the tables of all ranks, wherever they are.
-        engine: what runs the stages of each rank; by default this process.
+        run: a recording, wherever the tables of its ranks are; or what :func:`read` takes.
+        engine: runs the stages of each rank; by default this process where the run is small or in
+            its memory, else one process per core.
         ranks: those to look at closely; by default all, or of a large run those that matter.
         steps: numbers of those to attribute; by default all.
+        device: the device that it was recorded on, as :func:`read` takes it.
         begins_ns: rank → when its device was done with what is not recorded of it.
 
     Raises:
-        InputError: no rank could be attributed.
-        UsageError: a rank to look at is not in the run, or none of the steps.
+        InputError: nothing is there, or no rank could be attributed.
+        UsageError: a rank to look at is not in the run, none of the steps was traced, or the device
+            is not in the table.
     """
+    if engine is None:
+        with engine_of(sizes_of(run)) as chosen:
+            return attribute(run, chosen, ranks, steps, device=device, begins_ns=begins_ns)
+    recording = run if isinstance(run, Run) else read(run, engine)
+    if device is not None:
+        recording = with_devices(recording, device)
     missing = sorted({*(ranks or ())} - {*recording.ranks})
     if missing:
         raise UsageError(
@@ -282,7 +312,19 @@ def attribute(
         )
     if steps is not None:
         recording = _of_steps(recording, steps)
-    stages = _Stages(recording, engine or Serial(), begins_ns)
+    attributed = _attributed(recording, engine, ranks, begins_ns)
+    return_freed_memory()
+    return attributed
+
+
+def _attributed(
+    recording: Run,
+    engine: Engine,
+    ranks: Sequence[int] | None,
+    begins_ns: Mapping[int, int] | None,
+) -> Attributed:
+    """Run the stages of a recording; for the arguments, see :func:`attribute`."""
+    stages = _Stages(recording, engine, begins_ns)
     in_stretches = any(map(recording.tables.stretches, recording.ranks))
     matched: dict[int, Matched] = {}
     if in_stretches and len(recording.ranks) == 1:

@@ -7,13 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.step_time import step_time
+from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 from chopper.analyzers.trace.rank_join import join_rank
 from chopper.analyzers.trace.totals import totals_of
-from chopper.api import AttributedRun
-from chopper.attribution import Basis, RankSummary, cause_rows_of, groups_of
+from chopper.attribution import Basis, RankSummary, Recoverable, cause_rows_of, groups_of
 from chopper.claims import withheld
 from chopper.pipeline import rank_input, rank_steps
+from chopper.reports.story import Story
+from chopper.reports.verdict import Verdict, verdict
 from chopper.storage.manifest import Finding
 from chopper.storage.run import Run
 from chopper.tables import TABLES
@@ -32,7 +35,7 @@ def assembled(
     bases: Mapping[str, Basis] | None = None,
     claims: bool = False,
     **made: Any,
-) -> AttributedRun:
+) -> Attributed:
     """Make an attribution of a run in memory; its step time and intervals follow from the tables.
 
     Args:
@@ -68,10 +71,10 @@ def assembled(
         "work": {},
         "factors": {},
     }
-    return AttributedRun(**{**values, **made})
+    return Attributed(**{**values, **made})
 
 
-def again(found: AttributedRun) -> AttributedRun:
+def again(found: Attributed) -> Attributed:
     """Make the attribution anew after tables of its recording were changed."""
     found, run = found.whole, found.recording
     assert isinstance(run, Run)
@@ -86,3 +89,13 @@ def again(found: AttributedRun) -> AttributedRun:
         coverage=found.coverage,
         bases=found.bases,
     )
+
+
+def recoverable_of(run: Attributed) -> dict[str, Recoverable]:
+    """Predict what removing each cause alone would save."""
+    return recoverable(run, replay_or_reason(run))
+
+
+def verdict_of(run: Attributed) -> Verdict:
+    """Say what bounds a run."""
+    return verdict(Story(run), replay_or_reason(run))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from chopper.api import AttributedRun
+from chopper.analyzers.attributed import Attributed
 from chopper.attribution import RankSummary
 from chopper.causes import LEAVES
 from chopper.storage import manifest as m
@@ -26,7 +26,7 @@ def attribution(
     ranks: int = 1,
     first: int = 0,
     name: str = "run",
-) -> AttributedRun:
+) -> Attributed:
     """Each rank spends ``times[cause][step]`` ns; all ranks do the same."""
     causes = list(times)
     assert set(causes) <= set(LEAVES)

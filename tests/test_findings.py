@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import chopper
+from chopper import pipeline, reports
+from chopper.analyzers.attributed import Attributed
 from chopper.causes import CAUSES
 from chopper.claims import CLAIMS, withheld
 from chopper.reports import render
@@ -94,10 +95,10 @@ def test_reasons_and_ranks_of_a_withheld_claim():
     ]
 
 
-def attributed(trace: Trace, tmp_path: Path) -> chopper.Attribution:
+def attributed(trace: Trace, tmp_path: Path) -> Attributed:
     path = tmp_path / "trace.json"
     path.write_bytes(trace.encode())
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     for finding in found.findings:
         assert set(finding.withholds) <= set(CHECKS[finding.code].get("withholds", ()))
     return found
@@ -107,7 +108,7 @@ def test_an_ideal_that_is_not_known_is_null(tmp_path):
     trace = small_trace()
     trace.device_name = "Never Heard Of 9000"
     found = attributed(trace, tmp_path)
-    said = found.to_dict()
+    said = reports.document(found)
     assert said["ideal_ns"] is None
     assert [r["ideal_ns"] for r in said["ranks"]] == [None]
     assert sum(c["time_ns"] for c in said["causes"] if c["parent"] is None) == said["observed_ns"]
@@ -151,12 +152,12 @@ def test_gaps_without_launches_have_flagged_causes(tmp_path):
 def test_dropped_samples_are_said(tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(small_trace().encode())
-    run = chopper.load(path)
+    run = pipeline.read(path)
     run.part(0).collectors = [
         CollectorReport(name="host", status="obtained", samples_count=90, dropped_count=10),
         CollectorReport(name="nvml", status="obtained", samples_count=90, dropped_count=0),
     ]
-    (found,) = [f for f in chopper.attribute(run).findings if f.code == "telemetry.dropped"]
+    (found,) = [f for f in pipeline.attribute(run).findings if f.code == "telemetry.dropped"]
     assert (found.severity, found.count) == ("warning", 10)
     assert "10 of 100 samples (10.0 %)" in found.message
 
@@ -164,13 +165,13 @@ def test_dropped_samples_are_said(tmp_path):
 def test_clocks_that_are_far_apart_are_said_and_all_are_in_the_report(tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(small_trace().encode())
-    run = chopper.load(path)
+    run = pipeline.read(path)
     run.part(0).collectors = [
         CollectorReport(name="torch_trace", status="obtained", clock_alignment_error_ns=6_860),
         CollectorReport(name="nvml", status="obtained", clock_alignment_error_ns=7_000_000),
         CollectorReport(name="host", status="obtained", absent={"host_energy": "no RAPL domain"}),
     ]
-    attribution = chopper.attribute(run)
+    attribution = pipeline.attribute(run)
     (found,) = [f for f in attribution.findings if f.code == "telemetry.clock_apart"]
     assert found.message.startswith("nvml: its clock may differ by 7.00 ms from that of")
     page = render(attribution, "html")
@@ -182,13 +183,13 @@ def test_clocks_that_are_far_apart_are_said_and_all_are_in_the_report(tmp_path):
 def test_a_rank_that_waited_for_a_core_is_named(tmp_path, delay_ns, said):
     path = tmp_path / "rank0.json"
     path.write_bytes(small_trace(rank=0, world=1).encode())
-    run = chopper.load(path)
+    run = pipeline.read(path)
     rows = [
         {"time_ns": BASE_NS + at, "span_ns": 0, "rank": 0, "pid": 1, "run_delay_ns": delay}
         for at, delay in ((2_000, 0), (18_000, delay_ns))
     ]
     put_table(run, 0, "process", pa.Table.from_pylist(rows, schema=TABLES["process"].arrow))
-    found = [f.message for f in chopper.attribute(run).findings if f.code == "host.cores_taken"]
+    found = [f.message for f in pipeline.attribute(run).findings if f.code == "host.cores_taken"]
     assert bool(found) == said
     assert not said or "a core 56.2 % of the time" in found[0]
 
@@ -198,7 +199,7 @@ def test_waiting_is_withheld_where_ranks_are_missing(tmp_path, ranks):
     for rank in ranks:
         trace = small_trace(rank=rank, world=4, pid=100 + rank)
         (tmp_path / f"rank{rank}.json").write_bytes(trace.encode())
-    found = chopper.attribute(tmp_path)
+    found = pipeline.attribute(tmp_path)
     (missing,) = [f for f in found.findings if f.code == "run.ranks_missing"]
     # There is no collective in it: nothing is claimed of waiting, so nothing is withheld.
     assert missing.withholds == ()

@@ -13,6 +13,8 @@ import pytest
 
 import chopper
 import chopper.reports
+from chopper import pipeline, reports
+from chopper.analyzers.attributed import Attributed
 from chopper.pipeline import clocks_of, share_a_clock
 from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
 from chopper.storage.run import Run
@@ -23,14 +25,14 @@ US = 1_000
 MS = 1_000_000
 
 
-def attributed(directory: Path, *traces: Trace, **tables: str) -> chopper.Attribution:
+def attributed(directory: Path, *traces: Trace, **tables: str) -> Attributed:
     """Attribute traces, one file each, with tables beside them; closed whatever comes."""
     directory.mkdir(exist_ok=True)
     for i, trace in enumerate(traces):
         (directory / f"trace-{i}.json").write_bytes(trace.encode())
     for name, text in tables.items():
         (directory / f"{name}.csv").write_text(text)
-    found = chopper.attribute(directory)
+    found = pipeline.attribute(directory)
     assert sum(row.time_ns for row in found.leaves()) == found.observed_ns
     for level in ("step", "phase", "op", "kernel", "rank"):
         assert sum(group.time_ns for group in found.by(level)) == found.observed_ns
@@ -39,17 +41,17 @@ def attributed(directory: Path, *traces: Trace, **tables: str) -> chopper.Attrib
     return found
 
 
-def time_of(found: chopper.Attribution, cause: str) -> int:
+def time_of(found: Attributed, cause: str) -> int:
     return next((row.time_ns for row in found.causes() if row.id == cause), 0)
 
 
-def finding(found: chopper.Attribution, code: str) -> Any:
+def finding(found: Attributed, code: str) -> Any:
     matches = [f for f in found.findings if f.code == code]
     assert len(matches) == 1, [f.code for f in found.findings]
     return matches[0]
 
 
-def reasons(found: chopper.Attribution) -> dict[str, str]:
+def reasons(found: Attributed) -> dict[str, str]:
     return {held.id: held.reason for held in found.withheld}
 
 
@@ -120,12 +122,12 @@ def test_clocks_that_are_clocks(tmp_path):
 
 def test_a_device_without_peaks(tmp_path):
     found = attributed(tmp_path / "t", products(device_name="Accelerator X1"))
-    assert found.to_dict()["ideal_ns"] is None
+    assert reports.document(found)["ideal_ns"] is None
     assert time_of(found, "compute.ideal") == 0
     assert time_of(found, "compute.no_peak") == time_of(found, "compute") == 4 * 900 * US
     assert "'Accelerator X1' is not in the table of peaks" in reasons(found)["compute.ideal"]
-    assert found.to_dict()["utilization"] == [] or all(
-        row["mfu_ratio"] is None for row in found.to_dict()["utilization"]
+    assert reports.document(found)["utilization"] == [] or all(
+        row["mfu_ratio"] is None for row in reports.document(found)["utilization"]
     )
 
 
@@ -137,7 +139,7 @@ def test_products_faster_than_the_peak_have_no_ideal_and_no_utilization(tmp_path
         if event["name"] == "ampere_bf16_gemm":
             event["dur"] = 10 * US
     found = attributed(tmp_path / "t", trace)
-    document = found.to_dict()
+    document = reports.document(found)
     assert document["ideal_ns"] is None
     assert "44" in reasons(found)["compute.ideal"]
     whole = next(r for r in document["utilization"] if r["ceiling"] == "theoretical")
@@ -153,7 +155,7 @@ def test_products_at_the_peak_are_believed(tmp_path):
         if event["name"] == "ampere_bf16_gemm":
             event["dur"] = 440 * US  # 137.4 GFLOP in 440.5 µs are 312 TFLOP/s
     found = attributed(tmp_path / "t", trace)
-    assert found.to_dict()["utilization"][0]["mfu_ratio"] == pytest.approx(0.50, abs=0.01)
+    assert reports.document(found)["utilization"][0]["mfu_ratio"] == pytest.approx(0.50, abs=0.01)
     assert "compute.ideal" not in reasons(found)
 
 

@@ -12,7 +12,8 @@ import pytest
 
 import chopper
 from benchmarks._ranks import write_ranks
-from chopper import pipeline
+from chopper import pipeline, reports
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.detail_ranks import detail_ranks
 from chopper.engines import lost
 from chopper.engines.processes import Processes
@@ -38,18 +39,18 @@ def processes() -> Iterator[Processes]:
         yield engine
 
 
-def document(run: chopper.Attribution) -> str:
-    assert isinstance(run, chopper.api.AttributedRun)
-    return json.dumps(run.to_dict(), sort_keys=True)
+def document(run: Attributed) -> str:
+    assert isinstance(run, Attributed)
+    return json.dumps(reports.document(run), sort_keys=True)
 
 
 def test_every_engine_and_order_of_files_gives_the_same_answer(
     traces: Path, processes: Processes
 ) -> None:
     files = sorted(traces.iterdir())
-    serial = chopper.attribute(chopper.load(files, engine=Serial()), engine=Serial())
-    backwards = replace(chopper.load(files[::-1], engine=processes), source=serial.source)
-    apart = chopper.attribute(backwards, engine=processes)
+    serial = pipeline.attribute(pipeline.read(files, engine=Serial()), engine=Serial())
+    backwards = replace(pipeline.read(files[::-1], engine=processes), source=serial.source)
+    apart = pipeline.attribute(backwards, engine=processes)
     assert document(serial) == document(apart)
     assert apart.pieces.equals(serial.pieces)
     assert [*apart.joined] == [*range(RANKS)]
@@ -63,7 +64,7 @@ def test_a_run_directory_is_read_by_every_engine_alike(
     directory = tmp_path / "run"
     command.run("import", str(traces), "-o", str(directory))
     serial, apart = (
-        chopper.attribute(str(directory), engine=engine) for engine in (Serial(), processes)
+        pipeline.attribute(str(directory), engine=engine) for engine in (Serial(), processes)
     )
     assert document(serial) == document(apart)
 
@@ -78,9 +79,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_causes_of_a_large_run_are_those_of_all_ranks(
     traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = chopper.attribute(str(traces), ranks=[1, 3])
+    some = pipeline.attribute(str(traces), ranks=[1, 3])
     monkeypatch.setattr(pipeline, "MOST_ROWS", 10**9)
-    every = chopper.attribute(str(traces))
+    every = pipeline.attribute(str(traces))
     assert some.cause_rows == every.cause_rows
     assert some.step == every.step
     assert some.ranks == every.ranks
@@ -98,36 +99,36 @@ def test_causes_of_a_large_run_are_those_of_all_ranks(
 def test_everything_can_be_asked_of_a_large_run(traces: Path, tmp_path: Path) -> None:
     from chopper.reports import export
 
-    run = chopper.attribute(str(traces), ranks=[0, 2])
+    run = pipeline.attribute(str(traces), ranks=[0, 2])
     for name in VIEWS:
         view(run, name)
     for format in ("html", "md", "txt", "json"):
         assert render(run, format)
     assert chopper.whatif(run, fix="launch_gaps").to_dict()["schema"]
-    other = chopper.attribute(str(traces), ranks=[0, 2])
+    other = pipeline.attribute(str(traces), ranks=[0, 2])
     assert chopper.compare(run, other).to_dict()["schema"]
     paths = {path for path, _ in export.tables(run)}
     assert {"rank-00000/event_link", "rank-00001/host_span", "views/outlier_ranks"} <= paths
     assert "rank-00001/event_link" not in paths
     with pytest.raises(UsageError, match="no rank 9: it has 0-4"):
-        chopper.attribute(str(traces), ranks=[9])
+        pipeline.attribute(str(traces), ranks=[9])
 
 
 def test_the_same_ranks_of_two_large_runs_are_compared(
     traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = sorted(traces.iterdir())
-    every = chopper.attribute(files)
+    every = pipeline.attribute(files)
     monkeypatch.setattr(pipeline, "MOST_ROWS", 0)
-    a = chopper.attribute(files, ranks=[0, 3, 4])
-    b = chopper.attribute(files[:4], ranks=[1, 2])  # rank 4 is not in it
+    a = pipeline.attribute(files, ranks=[0, 3, 4])
+    b = pipeline.attribute(files[:4], ranks=[1, 2])  # rank 4 is not in it
     found = chopper.compare(a, b)
     assert [[r.rank for r in run.ranks] for run in found.runs] == [[0, 1, 2, 3]] * 2
     assert found.notes[0] == (
         "compared are 4 of 5 ranks (0-3) in A, 4 of 4 ranks (0-3) in B; --ranks chooses others"
     )
     # As if they had been chosen at once.
-    chosen = chopper.attribute(files, ranks=[0, 1, 2, 3]).detail
+    chosen = pipeline.attribute(files, ranks=[0, 1, 2, 3]).detail
     assert chosen is not None
     assert found.runs[0].pieces.equals(chosen.pieces)
     assert found.runs[0].cause_rows == chosen.cause_rows
@@ -155,7 +156,7 @@ class WithoutMemory(Serial):
 
 def test_where_every_rank_is_lost_one_line_says_why(traces: Path) -> None:
     with pytest.raises(InputError) as refused:
-        chopper.attribute(str(traces), engine=WithoutMemory())
+        pipeline.attribute(str(traces), engine=WithoutMemory())
     assert str(refused.value) == (
         f"{traces}: no rank can be attributed (rank 0 omitted: it takes more than --memory "
         "256 MB: raise it)"
@@ -165,7 +166,7 @@ def test_where_every_rank_is_lost_one_line_says_why(traces: Path) -> None:
 def test_ranks_that_differ_are_looked_at_first() -> None:
     from benchmarks import _synthetic
 
-    run = chopper.attribute(_synthetic.run(800, 6))
+    run = pipeline.attribute(_synthetic.run(800, 6))
     causes = run.totals.causes
     chosen = detail_ranks(causes, dict.fromkeys(range(6), 100_000))
     by_time = sorted(run.by("rank"), key=lambda group: group.time_ns)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import chopper
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare.runs import compare
 from chopper.analyzers.replay.replay import Replay
 from chopper.attribution import Spread, StepTime
@@ -30,7 +32,7 @@ OWN = sorted(path for path in (Path(__file__).parent / "golden" / "own").iterdir
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
 def test_the_step_time_is_the_same_in_all_results(path: Path) -> None:
     """Of analyze, whatif, compare and JSON; of unequal ranks and of several kinds of steps."""
-    run = chopper.attribute(path)
+    run = pipeline.attribute(path)
     time = run.step_time()
     windows = run.windows.num_rows
     assert time.traced_mean_ns == pytest.approx(run.observed_ns / windows, abs=1)
@@ -59,7 +61,7 @@ def test_compare_says_what_to_try_and_what_the_pattern_costs_the_other_run(tmp_p
     runs = []
     for name, stall_ns in (("a", 2_000_000), ("b", 5_000_000), ("none", 0)):
         write(simulate(Plan(data=Dose(stall_ns))), tmp_path / name)
-        runs.append(chopper.attribute(tmp_path / name))
+        runs.append(pipeline.attribute(tmp_path / name))
     of_a, of_b = (_tried(runs[0], runs[i])[0] for i in (0, 1))
     assert of_b["detector"] == "data_loading"
     assert (
@@ -77,7 +79,7 @@ def test_compare_sets_what_a_replay_predicted_beside_what_was_measured(tmp_path:
     runs = []
     for name, stall_ns in (("5 ms", 5_000_000), ("2 ms", 2_000_000), ("none", 0)):
         write(simulate(Plan(data=Dose(stall_ns))), tmp_path / name)
-        runs.append(chopper.attribute(tmp_path / name))
+        runs.append(pipeline.attribute(tmp_path / name))
     taken = compare(runs[0], runs[2])
     document: Any = comparison_report.to_json(taken, None)
     prediction = document["predictions"][0]
@@ -95,7 +97,7 @@ def test_compare_sets_what_a_replay_predicted_beside_what_was_measured(tmp_path:
         assert "Predicted by" not in _text(comparison_report.page(compare(a, b)))
 
 
-def _tried(a: chopper.Attribution, b: chopper.Attribution) -> list[dict[str, Any]]:
+def _tried(a: Attributed, b: Attributed) -> list[dict[str, Any]]:
     tried: Any = comparison_report.to_json(compare(a, b), None)["actions"]
     return [*tried]
 
@@ -105,7 +107,7 @@ def _text(page: Page) -> str:
     return " ".join(to_text.render(page, width=100).split())
 
 
-def _slowed(run: chopper.Attribution, tracing_ratio: float) -> chopper.Attribution:
+def _slowed(run: Attributed, tracing_ratio: float) -> Attributed:
     """The run, with untraced steps that its traced ones are so much longer than."""
     traced = run.step.traced_mean_ns
     assert traced is not None
@@ -124,7 +126,7 @@ def _slowed(run: chopper.Attribution, tracing_ratio: float) -> chopper.Attributi
 
 def test_uneven_steps_are_compared_by_the_means_of_both_runs(tmp_path: Path) -> None:
     write(simulate(Plan(data=Dose(5_000_000))), tmp_path)
-    run = _slowed(chopper.attribute(tmp_path), 0.25)
+    run = _slowed(pipeline.attribute(tmp_path), 0.25)
     even = run.step.untraced
     assert even is not None
     lengths = (100, 100, 100, 190, 100, 100, 100, 190)
@@ -141,7 +143,7 @@ def test_uneven_steps_are_compared_by_the_means_of_both_runs(tmp_path: Path) -> 
 
 def test_times_are_scaled_where_tracing_slows_the_steps(tmp_path: Path) -> None:
     write(simulate(Plan(data=Dose(5_000_000))), tmp_path)
-    run = chopper.attribute(tmp_path)
+    run = pipeline.attribute(tmp_path)
     slowed, hardly = _slowed(run, 0.25), _slowed(run, 0.09)
     assert slowed.step.is_slowed_by_tracing
     assert not hardly.step.is_slowed_by_tracing
@@ -169,7 +171,7 @@ def _mixed_ranks(folder: Path) -> None:
 
 def test_a_rank_without_numbered_steps_is_left_out_of_every_step_time(tmp_path: Path) -> None:
     _mixed_ranks(tmp_path / "mixed")
-    run = chopper.attribute(tmp_path / "mixed")
+    run = pipeline.attribute(tmp_path / "mixed")
     numbered = run.windows["number"].to_pylist()
     assert numbered == [0, 1, 2, 3] * 2
     step_ns = round(run.observed_ns / 8)

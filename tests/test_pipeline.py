@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pytest
 
 import chopper
-from chopper import pipeline
+from chopper import pipeline, reports
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace.rank_join import join_rank
 from chopper.analyzers.trace.totals import merged
-from chopper.api import AttributedRun
 from chopper.attribution import Attribution
 from chopper.errors import InputError, UsageError
 from chopper.storage import values
@@ -30,12 +30,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two ranks that wait for each other, with clocks, shapes and two kinds of steps."""
     folder = tmp_path_factory.mktemp("runs") / "model"
     write(simulate(Plan(ranks=2)), folder)
-    return chopper.load(folder)
+    return pipeline.read(folder)
 
 
 @pytest.fixture(scope="module")
-def attributed(run: Run) -> AttributedRun:
-    return chopper.attribute(run)
+def attributed(run: Run) -> Attributed:
+    return pipeline.attribute(run)
 
 
 def plain(answer: Attribution) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def again(value: Any) -> Any:
 
 
 def test_every_value_of_the_pipeline_can_be_written_and_read_back(
-    run: Run, attributed: AttributedRun, tmp_path: Path
+    run: Run, attributed: Attributed, tmp_path: Path
 ) -> None:
     folder = Folder(tmp_path)
     facts = {rank: again(pipeline.rank_facts(run, rank)) for rank in run.ranks}
@@ -88,16 +88,16 @@ def test_every_value_of_the_pipeline_can_be_written_and_read_back(
 def test_attribution_leaves_the_run_as_it_was(run: Run) -> None:
     before = dict(run.store)
     manifest = values.encode(run.manifest)
-    chopper.attribute(run)
+    pipeline.attribute(run)
     assert dict(run.store) == before
     assert values.encode(run.manifest) == manifest
 
 
 def test_a_host_timeline_is_not_put_into_the_run(traced_host: Run) -> None:
-    attributed = chopper.attribute(traced_host)
+    attributed = pipeline.attribute(traced_host)
     assert attributed.joined[0].device_event.num_rows
     assert not traced_host.table(0, "device_event").num_rows
-    assert plain(chopper.attribute(traced_host)) == plain(attributed)
+    assert plain(pipeline.attribute(traced_host)) == plain(attributed)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ _OF_DEVICE = ("device_event", "collective")
 
 
 def test_what_looks_at_an_attribution_joins_nothing_again(
-    attributed: AttributedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attributed: Attributed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined: list[str] = []
 
@@ -126,7 +126,7 @@ def test_what_looks_at_an_attribution_joins_nothing_again(
     monkeypatch.setattr("chopper.pipeline.join_rank", counted)
     chopper.report(attributed, tmp_path / "report.html")
     chopper.compare(attributed, attributed)
-    attributed.to_dict()
+    reports.document(attributed)
     assert joined == []
     # Only the changed run of a what-if is joined: its ranks, each once.
     chopper.whatif(attributed, fix="idle.preparation")

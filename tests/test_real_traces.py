@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.causes.exposed import copy_direction
 from chopper.analyzers.causes.states import exclusive_states
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
@@ -44,7 +44,7 @@ def real_traces() -> dict[str, Path]:
 
 
 def _events(path: Path) -> tuple[DeviceEvents, np.ndarray]:
-    run = chopper.load(path)
+    run = pipeline.read(path)
     rank = run.ranks[0]
     events = DeviceEvents(run.table(rank, "device_event"))
     links = joined_tables(
@@ -144,7 +144,7 @@ def _timeline(folder: Path) -> dict[str, float]:
 
 def test_collectives_of_eight_ranks_are_matched_and_within_the_link(traces_dir: Path) -> None:
     # The catalogue says of this run: one clock, and rank 7 starts last in 5 of its 8 collectives.
-    attribution = chopper.attribute(traces_dir / "param" / "v100-dlrm-8ranks")
+    attribution = pipeline.attribute(traces_dir / "param" / "v100-dlrm-8ranks")
     assert attribution.coverage["collectives_matched_ratio"] == 1.0
     rows = view(attribution, "collectives").to_pylist()
     assert len(rows) == 8

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline, reports
 from chopper.causes import Level
 from tests.golden.own import OWN
 from tests.kineto_writer import EPOCH_WHOLE, Trace
@@ -30,8 +30,8 @@ _CATALOGUE = (
 
 def result(file: Path) -> Any:
     """Everything that an attribution says of a trace."""
-    found = chopper.attribute(file)
-    document = found.to_dict()
+    found = pipeline.attribute(file)
+    document = reports.document(found)
     for level in _LEVELS:
         document[level] = [[g.key, g.time_ns, g.causes] for g in found.by(level)]
     return json.loads(json.dumps(document))

@@ -16,8 +16,8 @@ import pytest
 
 import chopper
 from benchmarks._ranks import write_ranks
-from chopper import limits
-from chopper.api import AttributedRun
+from chopper import limits, pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.collectors.formats.kineto import _sections, chunked, read_trace
 from chopper.errors import InputError, OutputError, UsageError
 from chopper.ingest import write_run
@@ -26,6 +26,7 @@ from chopper.storage import manifest as m
 from chopper.storage import stretches
 from chopper.views import view
 from tests import command
+from tests.attributing import recoverable_of
 
 STEPS = 6
 OF_COMPUTE = "compute."
@@ -73,15 +74,15 @@ def all_large(rows: int = 3_000) -> Iterator[None]:
         yield
 
 
-def attributed(source: Path | list[Path], steps: list[int] | None = None) -> AttributedRun:
+def attributed(source: Path | list[Path], steps: list[int] | None = None) -> Attributed:
     """Attribute a run whose traces were cut."""
     with all_large():
-        run = chopper.load(source)
+        run = pipeline.read(source)
         assert all(len(run.tables.stretches(rank)) > 1 for rank in run.ranks)
-        return chopper.attribute(run, steps=steps)
+        return pipeline.attribute(run, steps=steps)
 
 
-def times(run: chopper.Attribution) -> dict[str, int]:
+def times(run: Attributed) -> dict[str, int]:
     """Time of each cause that does not compare kernels with others of the same trace."""
     of = {row.id: row.time_ns for row in run.whole.leaves()}
     compute = sum(time for name, time in of.items() if name.startswith(OF_COMPUTE))
@@ -110,7 +111,7 @@ def test_the_tables_of_all_stretches_are_those_of_the_file(ranks: Path, tmp_path
 
 def test_one_rank_is_attributed_alike(ranks: Path) -> None:
     file = ranks / "rank-0.json.gz"
-    whole, cut = chopper.attribute(file), attributed(file)
+    whole, cut = pipeline.attribute(file), attributed(file)
     assert cut.whole.windows.equals(whole.whole.windows)
     assert cut.observed_ns == whole.observed_ns == sum(row.time_ns for row in cut.leaves())
     assert times(cut) == times(whole)
@@ -122,7 +123,7 @@ def test_one_rank_is_attributed_alike(ranks: Path) -> None:
 
 def test_ranks_are_matched_over_all_their_stretches(ranks: Path) -> None:
     files = sorted(ranks.iterdir())
-    whole, cut = chopper.attribute(files), attributed(files)
+    whole, cut = pipeline.attribute(files), attributed(files)
     assert cut.whole.windows.equals(whole.whole.windows)
     assert times(cut) == times(whole)
     assert cut.coverage["collectives_matched_ratio"] == 1
@@ -149,7 +150,7 @@ def test_a_cause_of_other_steps_has_a_reason_for_no_saving(tmp_path: Path) -> No
     assert run.detail is not None
     elsewhere = {row.id for row in run.causes()} - {row.id for row in run.detail.causes()}
     assert "copy.memset" in elsewhere
-    saving = run.recoverable()
+    saving = recoverable_of(run)
     assert {saving[name].step_ns for name in elsewhere} == {None}
     assert "the replay covers" in str(saving["copy.memset"].reason)
     said = render(run, "txt")
@@ -184,21 +185,21 @@ def test_sql_scans_the_files_of_a_large_import(imported: tuple[Path, Path]) -> N
     spans = "SELECT (SELECT count(*) FROM host_span) AS spans, count(*) AS pieces FROM piece"
     with all_large():
         [found] = chopper.query(imported[1], spans).to_pylist()
-    assert found["spans"] == chopper.load(imported[0]).rows_count(0, "host_span") * 2
+    assert found["spans"] == pipeline.read(imported[0]).rows_count(0, "host_span") * 2
     assert found["pieces"]
 
 
 def test_steps_choose_what_is_attributed(ranks: Path, tmp_path: Path) -> None:
     file = ranks / "rank-0.json.gz"
-    both = [chopper.attribute(file, steps=[4, 5]), attributed(file, steps=[4, 5])]
+    both = [pipeline.attribute(file, steps=[4, 5]), attributed(file, steps=[4, 5])]
     for run in both:
         assert run.whole.windows["number"].to_pylist() == [4, 5]
     whole, cut = (run.whole.windows for run in both)
     assert cut.equals(whole)
-    of_all = chopper.attribute(file).whole.windows.slice(4)
+    of_all = pipeline.attribute(file).whole.windows.slice(4)
     assert cut["start_ns"].to_pylist() == of_all["start_ns"].to_pylist()
     with pytest.raises(UsageError, match=r"no step 7,9 was traced: it has 0-5"):
-        chopper.attribute(file, steps=[9, 7])
+        pipeline.attribute(file, steps=[9, 7])
     out = command.run("analyze", file, "--steps", "2-3", "--json").out
     assert json.loads(out)["steps"] == 2
 
@@ -211,7 +212,7 @@ def test_a_recorded_run_is_read_in_stretches(ranks: Path, tmp_path: Path) -> Non
     run = m.RunManifest(chopper_version="0", kind="recorded", name="run", ranks=[part])
     (folder / "manifest.json").write_bytes(msgspec.json.encode(part))
     (tmp_path / "run" / "manifest.json").write_bytes(msgspec.json.encode(run))
-    whole, cut = chopper.attribute(tmp_path / "run"), attributed(tmp_path / "run")
+    whole, cut = pipeline.attribute(tmp_path / "run"), attributed(tmp_path / "run")
     assert whole.whole.windows.num_rows == STEPS
     assert cut.whole.windows.equals(whole.whole.windows)
     assert times(cut) == times(whole)
@@ -222,7 +223,7 @@ def test_what_has_no_steps_is_read_whole(ranks: Path, tmp_path: Path) -> None:
     file = tmp_path / "rank-0.json"
     file.write_bytes(text.replace(b"ProfilerStep#", b"Iteration#"))
     with all_large():
-        run = chopper.load(file)
+        run = pipeline.read(file)
         assert not run.tables.stretches(0)
         cut = chunked.read_or_cut(file, tmp_path / "rows")
     assert isinstance(cut, list)
@@ -305,7 +306,7 @@ def test_a_whole_that_does_not_fit_is_one_line(
 def test_rows_go_with_the_run(ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with all_large():
-        run = chopper.load(ranks / "rank-0.json.gz")
+        run = pipeline.read(ranks / "rank-0.json.gz")
     assert [*tmp_path.glob(".chopper-spill-*/rows/stretch-*")]
     del run
     assert not [*tmp_path.iterdir()]
@@ -329,7 +330,7 @@ def test_stretches_are_imported_as_the_whole_is(imported: tuple[Path, Path]) -> 
     names = [sorted(p.name for p in (run / "rank-00000").iterdir()) for run in imported]
     assert names[0] == names[1]
     assert {"collective.parquet", "memory_event.parquet", "synchronization.parquet"} <= {*names[0]}
-    assert {*chopper.load(whole).table(0, "collective")["source"].to_pylist()} == {
+    assert {*pipeline.read(whole).table(0, "collective")["source"].to_pylist()} == {
         "device_event",
         "host_span",
     }
@@ -349,7 +350,7 @@ def test_stretches_are_imported_as_the_whole_is(imported: tuple[Path, Path]) -> 
 def test_what_was_imported_is_read_in_stretches(imported: tuple[Path, Path], ranks: Path) -> None:
     file = ranks / "rank-0.json.gz"
     with all_large():
-        trace, run = chopper.load(file), chopper.load(imported[1])
+        trace, run = pipeline.read(file), pipeline.read(imported[1])
     stretches = [run.tables.stretches(0), trace.tables.stretches(0)]
     assert len(stretches[0]) == len(stretches[1]) > 2
     for filed, cut in zip(*stretches, strict=True):
@@ -366,7 +367,7 @@ def test_what_was_imported_of_a_host_alone_is_read_in_stretches(
     lines = gzip.decompress((ranks / "rank-0.json.gz").read_bytes()).splitlines()
     file = tmp_path / "rank-0.json"
     file.write_bytes(b"\n".join(x for x in lines if b'"kernel"' not in x and b'"gpu_' not in x))
-    whole = chopper.attribute(file)
+    whole = pipeline.attribute(file)
     (tmp_path / "run").mkdir()
     with all_large():
         write_run([file], tmp_path / "run")
@@ -380,7 +381,7 @@ def test_what_was_imported_is_attributed_as_its_trace(
     imported: tuple[Path, Path], ranks: Path
 ) -> None:
     files = sorted(ranks.iterdir())
-    whole, cut, run = chopper.attribute(files), attributed(files), attributed(imported[1])
+    whole, cut, run = pipeline.attribute(files), attributed(files), attributed(imported[1])
     assert run.whole.windows.equals(whole.whole.windows)
     assert times(run) == times(whole)
     leaves = {row.id: row.time_ns for row in cut.whole.leaves()}

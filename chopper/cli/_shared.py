@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from chopper.api import AttributedRun
+    from chopper.analyzers.attributed import Attributed
     from chopper.engines import Engine
     from chopper.reports.page import Page
     from chopper.storage.manifest import RunManifest
@@ -524,7 +524,7 @@ def stated(side: str = "") -> dict[int | None, str] | None:
     return both | {rank: name for (of, rank), name in stated.items() if of and of == side} or None
 
 
-def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
+def attributed(sources: Sequence[str], name: str = "") -> Attributed:
     """Load and attribute a run, by its name among several, while the terminal shows progress."""
     from chopper.quantities import integers
     from chopper.storage.remote import files_of
@@ -541,12 +541,12 @@ def attributed(sources: Sequence[str], name: str = "") -> AttributedRun:
         files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
     # Workers load the pipeline at the same time.
-    from chopper.api import attribute, load
+    from chopper import pipeline
 
     with progress(f"reading {name or 'the run'}", counted):
-        run = load(list(sources), engine=engine, device=stated(name))
+        run = pipeline.read(list(sources), engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
-        attribution = attribute(run, engine=engine, ranks=ranks, steps=steps)
+        attribution = pipeline.attribute(run, engine, ranks, steps)
     if meta.get("chopper.engine") is not engine:
         engine.close()  # what is held stays; idle workers take memory that the views need
     return attribution

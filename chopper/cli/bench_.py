@@ -197,15 +197,16 @@ def _ended(what: str, exit_code: int, path: Path, *, kept: bool) -> bool:
 
 def _show(path: Path, workload: str, exit_code: int, *, as_json: bool) -> None:
     """Close the run, print its attribution, name the next commands."""
-    from chopper.api import attribute, load
+    from chopper import pipeline
     from chopper.cli.analyze_ import print_text
     from chopper.recording.finish import finalize
+    from chopper.reports import document
 
     finalize(path, command=["chopper", *sys.argv[1:]], workload=workload, exit_code=exit_code)
     with progress("attributing"):
-        attribution = attribute(load(path))
+        attribution = pipeline.attribute(path)
     if as_json:
-        print_json(attribution.to_dict())
+        print_json(document(attribution))
     else:
         print_text(attribution, None, None)
     command = fmt.next_command("chopper report {RUN} -o report.html", RUN=[path])

@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.reports import breakdown
@@ -31,7 +31,7 @@ def attributed(folder: Path) -> Attributed:
         start = at + 600 * US
         trace.launch(KERNEL, at + 210 * US, 90 * US, kernel_at=start, kernel_for=640 * US, op=op)
     (folder / "trace.json").write_bytes(trace.encode())
-    return chopper.attribute(folder / "trace.json")
+    return pipeline.attribute(folder / "trace.json")
 
 
 def test_own_time_is_the_running_alone_and_is_that_of_the_kernels_view(tmp_path: Path) -> None:

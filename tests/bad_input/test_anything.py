@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline, reports
 from chopper.errors import ChopperError
 from chopper.storage.manifest import encode
 from chopper.tables import TABLES
@@ -29,14 +29,14 @@ def outcome_of(data: bytes) -> None:
         path = Path(folder) / "t.json"
         path.write_bytes(data)
         try:
-            found = chopper.attribute(path)
+            found = pipeline.attribute(path)
         except ChopperError as exc:
             assert "\n" not in str(exc)  # noqa: PT017
             return
         assert sum(found.pieces["time_ns"].to_pylist()) == found.observed_ns
         assert sum(leaf.time_ns for leaf in found.leaves()) == found.observed_ns
         assert (found.pieces["time_ns"].to_numpy() >= 0).all()
-        json.dumps(found.to_dict(), allow_nan=False)
+        json.dumps(reports.document(found), allow_nan=False)
         for part in found.recording.manifest.ranks:
             encode(part)
         for (_, name), table in found.recording.store.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.recording.finish import finalize
 from chopper.storage.manifest import RankManifest, encode
 from chopper.storage.parts import RunWriter
@@ -175,7 +175,7 @@ def test_run_that_was_killed(tmp_path: Path) -> None:
         if r == 1:
             data = stream.path.read_bytes()
             stream.path.write_bytes(data[:-40])
-    opened = chopper.load(tmp_path / "run")
+    opened = pipeline.read(tmp_path / "run")
     assert [opened.table(r, "counter").num_rows for r in (0, 1)] == [3, 2]
     cut = [f.message for f in opened.part(1).findings if f.code == "telemetry.truncated"]
     assert ["2 rows before it are used" in message for message in cut] == [True]
@@ -193,7 +193,7 @@ def test_stream_that_is_no_stream(tmp_path: Path) -> None:
     writer.save()
     for name, data in (("counter", b""), ("thread", PNG), ("memory_event", b"ARROW1")):
         (writer.directory / f"{name}.arrow").write_bytes(data)
-    opened = chopper.load(tmp_path / "run")
+    opened = pipeline.read(tmp_path / "run")
     for name in ("counter", "thread", "memory_event"):
         assert opened.table(0, name).num_rows == 0
     codes = [f.code for f in opened.part(0).findings]

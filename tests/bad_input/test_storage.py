@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.errors import ChopperError, InputError, RunFormatError
 from chopper.experiments import results
 from chopper.experiments.loading import load
@@ -156,7 +156,7 @@ def test_a_damaged_calibration_file_stops_nothing_but_its_use(
     store = calibration.default_path()
     store.parent.mkdir()
     store.write_bytes(b'{"schema": "chopper.calibration/1", "x": "\xff"}')
-    attribution = chopper.attribute(tmp_path / "run")
+    attribution = pipeline.attribute(tmp_path / "run")
     reason = attribution.ceilings[0].achievable_reason
     assert reason is not None
     assert "is not a calibration" in reason

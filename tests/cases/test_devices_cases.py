@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from tests import command
 
 FILES = Path(__file__).with_name("devices")
@@ -26,7 +26,7 @@ FILES = Path(__file__).with_name("devices")
     ],
 )
 def test_the_board_is_recognized(file: str, name: str, peak: float | None) -> None:
-    run = chopper.attribute(chopper.load(FILES / file))
+    run = pipeline.attribute(pipeline.read(FILES / file))
     (rank,) = run.ranks
     assert rank.peak_source is not None
     assert name.split()[-1] in rank.peak_source
@@ -38,7 +38,7 @@ def test_the_board_is_recognized(file: str, name: str, peak: float | None) -> No
 
 @pytest.mark.parametrize("file", ["r25-cpu-conv-flop-doubled.json", "r25-reference.json"])
 def test_a_convolution_counts_once_whatever_it_calls(file: str) -> None:
-    run = chopper.attribute(chopper.load(FILES / file))
+    run = pipeline.attribute(pipeline.read(FILES / file))
     work = run.work[0]
     # Four convolutions of 5 x 64 x 56 x 56 with 64 filters of 64 x 3 x 3: 2·5·64·64·9·56·56 each.
     assert work.work_flop[work.math].sum() == 4 * 2 * 5 * 64 * 64 * 9 * 56 * 56 == 4_624_220_160

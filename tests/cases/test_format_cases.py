@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline, reports
 from chopper.analyzers.trace import names
 from chopper.collectors.formats.cleaning import cut_overruns
 from chopper.collectors.formats.kineto import _assemble, read_trace
@@ -45,7 +45,7 @@ def findings(path: Path) -> dict[str, Finding]:
 
 def steps_of(path: Path) -> tuple[int, int]:
     """Return the number of steps, and the time of all, in ns."""
-    found = chopper.attribute(chopper.load(path)).to_dict()
+    found = reports.document(pipeline.attribute(pipeline.read(path)))
     return found["steps"], found["observed_ns"]
 
 
@@ -209,7 +209,9 @@ def test_lost_timestamps_are_named() -> None:
     assert "6 kernels without a time" in finding.message
     assert [dur for dur, _ in kernels(path)] == [100_000] * 18
     assert steps_of(path) == (4, 3_890_000)
-    codes = {q["code"] for q in chopper.attribute(chopper.load(path)).to_dict()["quality"]}
+    codes = {
+        q["code"] for q in reports.document(pipeline.attribute(pipeline.read(path)))["quality"]
+    }
     assert not codes & {"trace.outside_steps", "event.without_launch"}
 
 
@@ -278,7 +280,7 @@ def test_negative_correlation_ids_are_matched(below: int, tmp_path: Path) -> Non
                 event["args"]["correlation"] -= below
 
     path = edited(tmp_path, negative)
-    found = chopper.attribute(chopper.load(path)).to_dict()
+    found = reports.document(pipeline.attribute(pipeline.read(path)))
     assert found["observed_ns"] == 5_890_000
     assert "event.without_launch" not in {q["code"] for q in found["quality"]}
 
@@ -306,11 +308,11 @@ def test_kernels_of_every_collective_library_communicate(name: str) -> None:
     "name", ["reference-integer-times.csv", "rocprof-compute-decimal-times.csv"]
 )
 def test_decimal_times_of_rocprofiler_compute(name: str) -> None:
-    run_ = chopper.load(FILES / name)
+    run_ = pipeline.read(FILES / name)
     table = run_.store[0, "device_event"]
     assert table.num_rows == 12
     assert sum(table["dur_ns"].to_pylist()) == 480_000
-    assert chopper.attribute(run_).to_dict()["observed_ns"] == 1_140_000
+    assert reports.document(pipeline.attribute(run_))["observed_ns"] == 1_140_000
 
 
 def test_log_without_a_device_column_is_of_one_device() -> None:
@@ -368,5 +370,5 @@ def test_what_is_no_trace_is_named(
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"^{path}: {expected}") as refused:
-        chopper.load(path)
+        pipeline.read(path)
     assert "\\x" not in str(refused.value)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay import schedule
 from chopper.analyzers.replay.replay import Replay, replay_or_reason
 from chopper.analyzers.views.utilization import utilization
-from chopper.api import AttributedRun
 
 FILES = Path(__file__).parent / "steps"
 GOOD = json.loads((FILES / "good-reference.json").read_text(encoding="utf-8"))
@@ -31,29 +31,29 @@ Event = dict[str, Any]
 Edit = Callable[[Event], list[Event]]
 
 
-def lengths(found: AttributedRun) -> list[int]:
+def lengths(found: Attributed) -> list[int]:
     windows = found.whole.windows.to_pylist()
     return [w["end_ns"] - w["start_ns"] for w in windows]
 
 
-def step_numbers(found: AttributedRun) -> list[int | None]:
+def step_numbers(found: Attributed) -> list[int | None]:
     return [w["number"] for w in found.whole.windows.to_pylist()]
 
 
-def said(found: AttributedRun) -> dict[str, str]:
+def said(found: Attributed) -> dict[str, str]:
     """Message of each finding but those that all such traces have."""
     usual = ("telemetry.clock_missing", "trace.no_shapes", "trace.not_recorded", "trace.boot_clock")
     return {f.code: f.message for f in found.findings if f.code not in usual}
 
 
-def times(found: AttributedRun) -> dict[str, int]:
+def times(found: Attributed) -> dict[str, int]:
     """Time of each cause, which sum to the windows exactly."""
     causes = {c.id: c.time_ns for c in found.whole.leaves()}
     assert sum(causes.values()) == sum(lengths(found)) == found.whole.observed_ns
     return causes
 
 
-def computing(found: AttributedRun) -> int:
+def computing(found: Attributed) -> int:
     return sum(t for cause, t in times(found).items() if cause.startswith("compute."))
 
 
@@ -169,7 +169,7 @@ def without(lost: Callable[[int], bool]) -> Edit:
 def test_windows_of_the_files(
     files: str, steps: int, observed_ns: int, math_ns: int, codes: dict[str, str]
 ) -> None:
-    found = chopper.attribute([*sorted(FILES.glob(files))])
+    found = pipeline.attribute([*sorted(FILES.glob(files))])
     assert len(lengths(found)) == steps
     assert found.whole.observed_ns == observed_ns
     assert computing(found) == math_ns
@@ -181,7 +181,7 @@ def test_windows_of_the_files(
 
 
 def test_launches_without_any_kernel_record_are_no_cpu_run() -> None:
-    found = chopper.attribute(FILES / "launches-but-no-kernels.json")
+    found = pipeline.attribute(FILES / "launches-but-no-kernels.json")
     assert found.ranks[0].device == "NVIDIA H100 80GB HBM3"
     assert step_numbers(found) == [2, 3, 4, 5]
     assert found.observed_ns == 3_995_000  # on the host
@@ -198,7 +198,7 @@ def test_launches_without_any_kernel_record_are_no_cpu_run() -> None:
 
 
 def test_two_devices_of_one_process_lose_no_kernels() -> None:
-    found = chopper.attribute(FILES / "one-process-two-devices.json")
+    found = pipeline.attribute(FILES / "one-process-two-devices.json")
     assert set(said(found)) == {"trace.several_devices"}
     assert [r.observed_ns for r in found.ranks] == [3_890_000] * 2
     assert not [held for held in found.withheld if held.id == "idle.causes"]
@@ -227,7 +227,7 @@ def test_two_devices_of_one_process_lose_no_kernels() -> None:
     ],
 )
 def test_what_marks_steps(tmp_path: Path, text: str, first: int) -> None:
-    found = chopper.attribute(write(tmp_path / "t.json", named(text)))
+    found = pipeline.attribute(write(tmp_path / "t.json", named(text)))
     assert step_numbers(found) == [*range(first, first + 6)]
     assert found.whole.observed_ns == 5_890_000
     assert "trace.steps_from" in said(found)
@@ -235,7 +235,7 @@ def test_what_marks_steps(tmp_path: Path, text: str, first: int) -> None:
 
 @pytest.mark.parametrize("text", ["my region", "forward", "micro-batch {i}", "load batch {i}"])
 def test_what_marks_no_steps(tmp_path: Path, text: str) -> None:
-    found = chopper.attribute(write(tmp_path / "t.json", named(text)))
+    found = pipeline.attribute(write(tmp_path / "t.json", named(text)))
     assert step_numbers(found) == [None]
     assert found.whole.observed_ns == 5_995_000  # to the end of the last range
     assert times(found)["idle.no_step"] == 105_000
@@ -249,7 +249,7 @@ def test_the_least_frequent_call_marks_steps(tmp_path: Path) -> None:
         return lambda _, e: {"name": "Optimizer.step#Adam.step", "ts": e["ts"] + us, "dur": 60}
 
     # Two optimizer steps for each batch, as of a generator and a discriminator.
-    twice = chopper.attribute(write(tmp_path / "a.json", of_steps(batch, at(400), at(900))))
+    twice = pipeline.attribute(write(tmp_path / "a.json", of_steps(batch, at(400), at(900))))
     assert len(lengths(twice)) == 6
     assert "a call of enumerate(DataLoader)" in said(twice)["trace.steps_from"]
 
@@ -259,7 +259,7 @@ def test_the_least_frequent_call_marks_steps(tmp_path: Path) -> None:
         return [] if odd else [event]
 
     halved = write(tmp_path / "b.json", of_steps(batch, at(900)), accumulated)
-    found = chopper.attribute(halved)
+    found = pipeline.attribute(halved)
     assert len(lengths(found)) == 3
     assert "up to the end of a call of Optimizer.step#Adam.step" in said(found)["trace.steps_from"]
 
@@ -273,7 +273,7 @@ def test_one_range_is_a_step_if_it_covers_most(
         new = {**event, "name": "step 7", "dur": us} if event["name"].endswith("#2") else event
         return [] if step and new is event else [new]
 
-    assert step_numbers(chopper.attribute(write(tmp_path / "t.json", once))) == numbers
+    assert step_numbers(pipeline.attribute(write(tmp_path / "t.json", once))) == numbers
 
 
 def test_a_part_of_the_steps_is_no_step(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_part_of_the_steps_is_no_step(tmp_path: Path) -> None:
     def inner(i: int, event: Event) -> Event:
         return {"name": f"step {i}", "ts": event["ts"] + 10, "dur": 100}
 
-    found = chopper.attribute(write(tmp_path / "t.json", of_steps(outer, inner)))
+    found = pipeline.attribute(write(tmp_path / "t.json", of_steps(outer, inner)))
     assert found.whole.observed_ns == 5_890_000
     assert "range train_step" in said(found)["trace.steps_from"]
 
@@ -309,10 +309,10 @@ def test_validation_and_accumulation_mark_steps_only_alone(
 
     train = call or "train_step"
     path = write(tmp_path / "a.json", of(range(2, 4), train), of(range(4, 8), text))
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     assert len(lengths(found)) == 2
     assert train in said(found)["trace.steps_from"]
-    alone = chopper.attribute(write(tmp_path / "b.json", of(range(2, 8), text)))
+    alone = pipeline.attribute(write(tmp_path / "b.json", of(range(2, 8), text)))
     assert len(lengths(alone)) == 6
 
 
@@ -326,7 +326,7 @@ def test_one_step_is_not_cut_into_its_micro_steps(tmp_path: Path, inner: str) ->
         whole = {**event, "name": "train_step", "dur": 5_990}
         return [whole, part] if number == "2" else [part]
 
-    found = chopper.attribute(write(tmp_path / "t.json", once))
+    found = pipeline.attribute(write(tmp_path / "t.json", once))
     assert lengths(found) == [5_890_000]
     assert "range train_step" in said(found)["trace.steps_from"]
 
@@ -341,7 +341,7 @@ def test_numbers_decide_only_between_ranges_of_the_same_time(
     def inner(i: int, event: Event) -> Event:
         return {"name": f"iteration {i + 7}", "ts": event["ts"] + 5, "dur": us}
 
-    found = chopper.attribute(write(tmp_path / "t.json", of_steps(outer, inner)))
+    found = pipeline.attribute(write(tmp_path / "t.json", of_steps(outer, inner)))
     assert step_numbers(found) == [*(range(7, 13) if numbered else range(6))]
 
 
@@ -352,7 +352,7 @@ def test_recorded_time_between_steps_is_not_called_unrecorded(tmp_path: Path) ->
             return [event]
         return [] if number in "45" else [{**event, "name": f"{name}#{10 * int(number)}"}]
 
-    found = chopper.attribute(write(tmp_path / "t.json", sparse))
+    found = pipeline.attribute(write(tmp_path / "t.json", sparse))
     assert step_numbers(found) == [20, 30, 60, 70]
     assert set(said(found)) == {"trace.between_steps", "steps.not_consecutive"}
     # From the end of step 30 on the device, at 1 890 µs, to the start of step 60 at 4 000 µs. Steps
@@ -366,7 +366,7 @@ def test_ranges_without_an_end_last_until_the_next(tmp_path: Path) -> None:
     path.write_bytes((FILES / "nvtx-iterations-not-popped.sqlite").read_bytes())
     with sqlite3.connect(path) as database:
         database.execute("UPDATE NVTX_EVENTS SET end = NULL")
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     assert step_numbers(found) == [*range(10, 16)]
     assert found.whole.observed_ns == 5_890_000
 
@@ -376,7 +376,7 @@ def test_ranges_without_an_end_last_until_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("us", [-5_000, -300, -60, -20])
 def test_a_device_clock_that_is_early_is_corrected(tmp_path: Path, us: int) -> None:
-    found = chopper.attribute(write(tmp_path / "t.json", moved(us)))
+    found = pipeline.attribute(write(tmp_path / "t.json", moved(us)))
     assert step_numbers(found) == [*range(2, 8)]
     assert found.coverage["launch_known_ratio"] == 1
     # The quickest launch takes 5 µs from its call on, instead of 10.
@@ -395,12 +395,12 @@ def waits(_: int, event: Event) -> Event:
 
 @pytest.mark.parametrize("us", [120, 300, 900, 5_000])
 def test_a_late_device_clock_is_told_from_latency_by_what_waited(tmp_path: Path, us: int) -> None:
-    waited = chopper.attribute(
+    waited = pipeline.attribute(
         write(tmp_path / "a.json", moved(us), of_steps(lambda i, e: {}, waits))
     )
     assert "ahead of" in said(waited)["device.clock_corrected"]
     assert waited.whole.observed_ns == 5_890_000
-    latency = chopper.attribute(write(tmp_path / "b.json", moved(us)))
+    latency = pipeline.attribute(write(tmp_path / "b.json", moved(us)))
     assert not [code for code in said(latency) if code.startswith("device.clock")]
     assert latency.whole.observed_ns == 5_890_000 + us * US
 
@@ -425,20 +425,20 @@ def test_a_call_that_waited_for_another_device_moves_no_clock(tmp_path: Path, st
 
     late = (moved(50), also) if stray else (second,)
     path = write(tmp_path / "t.json", *late, of_steps(lambda i, e: {}, waits))
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     assert not [code for code in said(found) if code.startswith("device.clock")]
 
 
 @pytest.mark.parametrize("us", [0, -3, 20])
 def test_a_clock_that_may_be_right_is_left_alone(tmp_path: Path, us: int) -> None:
-    found = chopper.attribute(write(tmp_path / "t.json", moved(us)))
+    found = pipeline.attribute(write(tmp_path / "t.json", moved(us)))
     assert not said(found)
     assert found.whole.observed_ns == 5_890_000 + us * US
 
 
 @pytest.mark.parametrize("drift", [-0.05, -0.2])
 def test_a_clock_that_drifts_withholds_host_causes(tmp_path: Path, drift: float) -> None:
-    found = chopper.attribute(write(tmp_path / "t.json", moved(0, drift)))
+    found = pipeline.attribute(write(tmp_path / "t.json", moved(0, drift)))
     assert "device.clock_drifts" in said(found)
     assert [held.id for held in found.withheld if "idle" in held.id] == ["idle.causes"]
     assert len(lengths(found)) == 6
@@ -454,7 +454,7 @@ def test_a_device_is_not_busy_after_a_call_that_waited_for_it(tmp_path: Path) ->
         return {**waits(i, event), "ts": event["ts"] + 860, "dur": 120}
 
     path = write(tmp_path / "t.json", of_kernels(queued), of_steps(lambda i, e: {}, later))
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     late = [f for f in found.findings if f.code.startswith("device.clock")]
     assert [f.code for f in late] == ["device.clock_corrected"]
     assert "events end after calls that waited for them have returned" in late[0].message
@@ -462,7 +462,7 @@ def test_a_device_is_not_busy_after_a_call_that_waited_for_it(tmp_path: Path) ->
 
 def test_one_mismatched_launch_moves_no_clock(tmp_path: Path) -> None:
     early = of_kernels(lambda i, k: {**k, "ts": k["ts"] - 900} if i == 20 else k)
-    assert not said(chopper.attribute(write(tmp_path / "t.json", early))).keys() & {
+    assert not said(pipeline.attribute(write(tmp_path / "t.json", early))).keys() & {
         "device.clock_corrected",
         "device.clock_drifts",
     }
@@ -483,7 +483,7 @@ def test_one_mismatched_launch_moves_no_clock(tmp_path: Path) -> None:
 def test_steps_whose_kernels_were_lost_are_named_and_left_out(
     tmp_path: Path, lost: Callable[[int], bool], steps: list[int], message: str
 ) -> None:
-    found = chopper.attribute(write(tmp_path / "t.json", without(lost)))
+    found = pipeline.attribute(write(tmp_path / "t.json", without(lost)))
     assert step_numbers(found) == steps
     assert said(found)["steps.lost"].startswith(f"{message} have no kernel: lost")
     assert computing(found) == len(steps) * MATH_NS
@@ -494,14 +494,14 @@ def test_steps_whose_kernels_were_lost_are_named_and_left_out(
 
 def test_until_a_kernel_follows_a_lost_one_the_device_is_unknown(tmp_path: Path) -> None:
     # Kernel 10, of step 3, launched in [1 630, 1 638] µs; the next one began at 1 790 µs.
-    found = chopper.attribute(write(tmp_path / "t.json", without(lambda i: i == 10)))
+    found = pipeline.attribute(write(tmp_path / "t.json", without(lambda i: i == 10)))
     assert times(found)[UNKNOWN] == 152_000
     assert "1 of 36 kernel launches" in said(found)["launch.without_kernel"]
     assert found.whole.observed_ns == 5_890_000
 
 
 def test_where_all_steps_lost_most_kernels_all_stay(tmp_path: Path) -> None:
-    found = chopper.attribute(write(tmp_path / "t.json", without(lambda i: i % 6 != 0)))
+    found = pipeline.attribute(write(tmp_path / "t.json", without(lambda i: i % 6 != 0)))
     assert step_numbers(found) == [*range(2, 8)]
     assert "steps.lost" not in said(found)
     assert times(found)[UNKNOWN] > 0.8 * found.whole.observed_ns
@@ -515,7 +515,7 @@ def test_where_all_steps_lost_most_kernels_all_stay(tmp_path: Path) -> None:
 def test_launch_latency_is_microseconds(tmp_path: Path, us: int, cause: str) -> None:
     # The last kernel begins late. Its call had returned at 5 788 µs.
     late = of_kernels(lambda i, k: {**k, "ts": k["ts"] + us} if i == 35 else k)
-    found = chopper.attribute(write(tmp_path / "t.json", late))
+    found = pipeline.attribute(write(tmp_path / "t.json", late))
     usual = 0 if cause == UNKNOWN else 35 * 2 * US
     assert times(found)[cause] == usual + (us + 2) * US
     assert ("device.state_unknown" in said(found)) == (cause == UNKNOWN)
@@ -523,8 +523,8 @@ def test_launch_latency_is_microseconds(tmp_path: Path, us: int, cause: str) -> 
 
 def test_unknown_time_is_no_part_of_mfu(tmp_path: Path) -> None:
     late = of_kernels(lambda i, k: {**k, "ts": k["ts"] + 400_000} if i == 35 else k)
-    good = chopper.attribute(FILES / "good-reference.json")
-    found = chopper.attribute(write(tmp_path / "t.json", late))
+    good = pipeline.attribute(FILES / "good-reference.json")
+    found = pipeline.attribute(write(tmp_path / "t.json", late))
     ratios = [utilization(run.whole).to_pylist()[0]["mfu_ratio"] for run in (good, found)]
     assert ratios[1] == pytest.approx(ratios[0], rel=0.01)
 
@@ -572,7 +572,7 @@ def test_ranks_that_traced_different_steps_are_matched_in_those_that_all_traced(
     tmp_path: Path, numbers: tuple[range, range], waited_ns: int | None, message: str | None
 ) -> None:
     files = [rank_of_two(tmp_path / f"{rank}.json", rank, of) for rank, of in enumerate(numbers)]
-    found = chopper.attribute(files)
+    found = pipeline.attribute(files)
     assert times(found).get("communication.wait") == waited_ns
     assert "run.clock_offset" not in said(found)
     assert (message is None) == ("run.steps_differ" not in said(found))
@@ -580,13 +580,13 @@ def test_ranks_that_traced_different_steps_are_matched_in_those_that_all_traced(
 
 
 def test_a_kernel_that_a_prediction_leaves_out_is_not_lost() -> None:
-    found = chopper.attribute(FILES / "good-reference.json")
+    found = pipeline.attribute(FILES / "good-reference.json")
     replay = replay_or_reason(found)
     assert isinstance(replay, Replay)
     scenario = replay.scenario()
     scenario.without_events(0, np.arange(36) % 6 >= 2)
     tables = {0: schedule.tables(scenario.solve(), 0)}
-    changed = chopper.attribute(
+    changed = pipeline.attribute(
         found.recording.with_tables({(0, n): t for n, t in tables[0].items()})
     )
     assert len(lengths(changed)) == 6

@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from chopper import api
+from chopper import pipeline, reports
 from chopper.cli import cli
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.errors import InputError, UsageError, printable
@@ -39,7 +39,7 @@ def test_text_goes_to_stdout_and_the_next_command_to_stderr(trace) -> None:
 def test_json_is_the_attribution_and_nothing_else(trace) -> None:
     shown = run(trace, "--json")
     out = json.loads(shown.stdout)
-    assert out == json.loads(json.dumps(api.attribute(api.load(trace)).to_dict()))
+    assert out == json.loads(json.dumps(reports.document(pipeline.attribute(pipeline.read(trace)))))
     assert "groups" not in out
 
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 import msgspec.yaml
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.compare.history import PastRun, past_run
 from chopper.cli.gate_ import add_run, read
 from tests.command import Outcome, run
@@ -44,7 +44,7 @@ def trace(path: Path, *, at: int, slower_ns: int = 0, width: int = 64) -> Path:
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> list[PastRun]:
     place = tmp_path_factory.mktemp("earlier") / "run.json"
-    return [past_run(chopper.attribute(trace(place, at=at))) for at in range(10)]
+    return [past_run(pipeline.attribute(trace(place, at=at))) for at in range(10)]
 
 
 @pytest.fixture

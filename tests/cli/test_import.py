@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import chopper
+from chopper import pipeline, reports
 from chopper.cli import cli
 from chopper.errors import ChopperError, InputError, OutputError
 from tests.kineto_writer import Trace, encode, merged, small_trace
@@ -20,7 +20,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def said(source: Any) -> dict[str, Any]:
-    found: dict[str, Any] = chopper.attribute(chopper.load(source)).to_dict()
+    found: dict[str, Any] = reports.document(pipeline.attribute(pipeline.read(source)))
     del found["run"]
     return found
 
@@ -67,7 +67,7 @@ def test_name_of_the_run(traces: Path, tmp_path: Path, monkeypatch: pytest.Monke
     single = tmp_path / "worker0.123.pt.trace.json.gz"
     single.write_bytes(small_trace().encode())
     assert run(single).stdout == "runs/worker0.123\n"
-    assert chopper.load("runs/worker0.123").manifest.name == "worker0.123"
+    assert pipeline.read("runs/worker0.123").manifest.name == "worker0.123"
 
 
 def test_manifest_as_json(traces: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_overwritten_without_force(traces: Path, tmp_path: Path) -> N
         run(traces / "rank0.json.gz", "-o", target)
     assert (target / "manifest.json").read_bytes() == before
     assert run(traces / "rank0.json.gz", "-o", target, "--force").exit_code == 0
-    replaced = chopper.load(target)
+    replaced = pipeline.read(target)
     assert (replaced.ranks, replaced.manifest.name) == ([0], "run")
     assert sorted(p.name for p in target.iterdir()) == ["manifest.json", "rank-00000"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "traces"]
@@ -120,7 +120,7 @@ def test_a_run_can_be_made_again_from_its_own_traces(traces: Path, tmp_path: Pat
     assert run(target / "rank-00001" / "trace.json.gz", "-o", link, "--force").exit_code == 0
     assert link.is_symlink()
     assert said(target) == before
-    assert chopper.load(target).manifest.name == "run"
+    assert pipeline.read(target).manifest.name == "run"
 
 
 def test_merged_ranks_and_further_devices_come_back_from_the_run(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from chopper.api import attribute, query
+from chopper.api import query
 from chopper.errors import InputError, UsageError
+from chopper.pipeline import attribute
 from chopper.views import VIEWS, view
 from tests.command import process, run
 from tests.waiting import PATIENCE_S, until

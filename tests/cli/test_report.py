@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from chopper import pipeline
 from tests.command import Outcome, run
 from tests.conftest import tmpfs
 from tests.golden.own import OWN
@@ -120,8 +121,8 @@ def test_the_api_does_not_overwrite_what_the_report_is_made_from_either(tmp_path
     trace = tmp_path / "t.json"
     trace.write_bytes(small_trace().encode())
     before = trace.read_bytes()
-    run = api.load(trace)
-    for source in (trace, run, api.attribute(run)):
+    run = pipeline.read(trace)
+    for source in (trace, run, pipeline.attribute(run)):
         with pytest.raises(OutputError, match="is an input of the report"):
             api.report(source, trace)
     assert trace.read_bytes() == before
@@ -135,6 +136,6 @@ def test_the_api_takes_several_traces_wherever_it_takes_one(tmp_path) -> None:
     for rank in range(2):
         paths.append(tmp_path / f"rank{rank}.json")
         paths[-1].write_bytes(small_trace(pid=10 + rank, device=rank).encode())
-    assert len(api.attribute(paths).ranks) == 2
+    assert len(pipeline.attribute(paths).ranks) == 2
     assert api.report(paths, tmp_path / "r.json").stat().st_size
     assert api.compare(paths, paths).a.ranks == 2

@@ -27,9 +27,10 @@ from pathlib import Path
 
 import psutil
 
+from chopper import pipeline
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import chopper
 from chopper.collectors.sampler import COMM
 from chopper.storage.streams import read_stream
 from tests.waiting import PATIENCE_S, until
@@ -109,7 +110,7 @@ def trial(victim: str, after_s: float, *, flushed: bool = False) -> Trial:
         program.wait(PATIENCE_S)
         _, alive = psutil.wait_procs(samplers, PATIENCE_S)
         assert not alive, "a sampler outlives its parent"
-        run = chopper.load(folder / "run")
+        run = pipeline.read(folder / "run")
         rows, last_ns, finding = _rows(folder / "run")
         finding |= run.part(0).status != "complete"
         finding |= any(report.status == "failed" for report in run.part(0).collectors)

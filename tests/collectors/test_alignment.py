@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chopper import pipeline
 from chopper.collectors.torch_trace import alignment_error_ns
 
 BASE = 1_790_857_026_000_000_000
@@ -55,7 +56,7 @@ def test_a_recorded_trace_is_aligned_to_the_wall_clock(tmp_path) -> None:
         for _ in range(5):
             torch.ones(8) @ torch.ones(8)
             prof.step()
-    manifest = chopper.load(tmp_path / "run").manifest
+    manifest = pipeline.read(tmp_path / "run").manifest
     (report,) = [c for c in manifest.ranks[0].collectors if c.name == "torch_trace"]
     assert report.clock_alignment_error_ns is not None
     # A trace that was off by a clock's base, or by a unit, would be off by far more.

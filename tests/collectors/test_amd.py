@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from chopper import pipeline
 from chopper.collectors.amd._library import ERRORS
 from tests.collectors.amd_player import ONE, Player, needs_amdsmi, run_in, wrapper_source
 from tests.waiting import PATIENT_SAMPLERS
@@ -419,9 +420,8 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    import chopper
 
-    run = chopper.load(out)
+    run = pipeline.read(out)
     report = next(c for c in run.part(0).collectors if c.name == "amdsmi")
     assert report.status == "obtained", report.reason
     assert set(run.table(0, "device_clock")["sm_clock_hz"].to_pylist()) == {2_100_000_000}

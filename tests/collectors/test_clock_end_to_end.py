@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.collectors.base import CollectorContext
 from chopper.hardware.environment import clock_anchor
@@ -202,7 +202,7 @@ def attributed(out: Path, base_ns: int, script: Script, chip: Chip) -> Recorded:
     count = int((script.cycles[-1] - first) / cycles)
     edges = np.rint(script.ends_ns(first + np.arange(count + 1) * cycles)).astype(np.int64)
     _write_trace(out, base_ns, edges, chip)
-    return Recorded(chopper.attribute(out), edges[:-1], edges[1:], script, chip)
+    return Recorded(pipeline.attribute(out), edges[:-1], edges[1:], script, chip)
 
 
 def _write_trace(out: Path, base_ns: int, edges: np.ndarray, chip: Chip) -> None:

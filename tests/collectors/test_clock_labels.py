@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
@@ -135,7 +135,7 @@ def test_each_label_is_reached(
         put_table(run, 0, name, one)
     causes = {
         row.id: row.time_ns
-        for row in chopper.attribute(run).leaves()
+        for row in pipeline.attribute(run).leaves()
         if row.id.startswith("compute.clock.") and row.time_ns
     }
     assert causes, "no time was given to the clock"

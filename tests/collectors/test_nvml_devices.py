@@ -11,6 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from chopper import pipeline
 from chopper.collectors.nvml._library import ERRORS
 from tests.collectors.nvml_player import ONE, PRELUDE, TWO, WAITING, Player
 from tests.waiting import PATIENT_SAMPLERS
@@ -213,9 +214,8 @@ def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    import chopper
 
-    run = chopper.load(out)
+    run = pipeline.read(out)
     report = next(c for c in run.part(0).collectors if c.name == "nvml")
     assert report.status == "obtained"
     assert report.call_p50_ns is not None

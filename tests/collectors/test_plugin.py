@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from tests.waiting import PATIENT_SAMPLERS
 
 EXAMPLE = Path(__file__).parent.parent / "plugin"
@@ -76,7 +76,7 @@ def test_it_records_beside_the_others(installed: dict[str, str], tmp_path: Path)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     run([str(program), str(tmp_path / "run")], installed)
-    recorded = chopper.load(tmp_path / "run")
+    recorded = pipeline.read(tmp_path / "run")
     (report,) = [c for c in recorded.part(0).collectors if c.name == "weather"]
     assert report.status == "obtained", report.reason
     assert report.requested_hz == 50.0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.views.memory_holders import memory_holders
 from chopper.analyzers.views.memory_over_time import memory_over_time
 from chopper.cli import cli
@@ -168,7 +168,7 @@ def test_what_is_no_snapshot_is_refused_and_does_nothing(
     path = tmp_path / "s.pickle"
     path.write_bytes(data)
     with pytest.raises(InputError, match=expected) as caught:
-        chopper.load(path)
+        pipeline.read(path)
     assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["s.pickle"]
 
@@ -238,7 +238,7 @@ def trace(path: Path) -> Path:
 
 def test_a_snapshot_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "s.pickle", snapshot())
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     (segments,) = view(found, "memory_segments").to_pylist()
     mib = 1 << 20
     assert segments["reserved_bytes"] == 4 * mib
@@ -261,7 +261,7 @@ def test_a_snapshot_beside_a_trace_has_steps_and_phases(tmp_path: Path) -> None:
     target = tmp_path / "run"
     done = CliRunner().invoke(cli, ["import", str(kernels), str(path), "-o", str(target)])
     assert done.exit_code == 0, done.output
-    found = chopper.attribute(target)
+    found = pipeline.attribute(target)
     steps = memory_over_time(found).to_pylist()
     mib = 1 << 20
     # Events at 1 and 5 ms are of the first step, at 25, 30 and 31 ms of the second; 45 ms is after.
@@ -281,7 +281,7 @@ def test_a_snapshot_of_another_time_is_said(tmp_path: Path) -> None:
     late = snapshot()
     for event in late["device_traces"][0]:
         event["time_us"] += 3_600_000_000
-    run = chopper.load([trace(tmp_path / "t.json"), write(tmp_path / "s.pickle", late)])
+    run = pipeline.read([trace(tmp_path / "t.json"), write(tmp_path / "s.pickle", late)])
     assert "memory.no_common_time" in {f.code for f in run.part(0).findings}
 
 
@@ -295,14 +295,14 @@ def test_a_snapshot_of_a_device_that_no_rank_computes_on(tmp_path: Path) -> None
     other["segments"][0]["device"] = 1
     other["device_traces"].insert(0, [])
     named = [tmp_path / "rank0.json", tmp_path / "rank1.json"]
-    run = chopper.load([*named, write(tmp_path / "s.pickle", other)])
+    run = pipeline.read([*named, write(tmp_path / "s.pickle", other)])
     assert run.table(0, "allocator_segment").num_rows == 0
     assert run.table(1, "allocator_event").num_rows == 6
     other["segments"][0]["device"] = 5
     other["device_traces"] = []
     with pytest.raises(InputError, match="of device 5, which none of the 2 ranks computes on"):
-        chopper.load([*named, write(tmp_path / "s.pickle", other)])
-    run = chopper.load([*named, write(tmp_path / "s-rank1.pickle", other)])
+        pipeline.read([*named, write(tmp_path / "s.pickle", other)])
+    run = pipeline.read([*named, write(tmp_path / "s-rank1.pickle", other)])
     assert run.table(1, "allocator_segment").num_rows == 1
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-import chopper
 from benchmarks._ranks import write_ranks
+from chopper import pipeline, reports
 from chopper.engines import Engine, Lost, on_ray
 from chopper.engines.on_ray import OnRay
 from chopper.engines.ray_cluster import LoaderError
@@ -180,9 +180,9 @@ def test_a_node_fetches_what_lies_at_an_address_itself(
         web = f"http://127.0.0.1:{served.server_address[1]}"
         addresses = [f"{web}/rank{rank}.json" for rank in range(2)]
         with OnRay(nodes.address) as engine:
-            away = chopper.attribute(addresses, engine=engine).to_dict()
+            away = reports.document(pipeline.attribute(addresses, engine=engine))
         served.shutdown()
-    own = chopper.attribute([folder / f"rank{rank}.json" for rank in range(2)]).to_dict()
+    own = reports.document(pipeline.attribute([folder / f"rank{rank}.json" for rank in range(2)]))
     named = ("source", "run", "name", "path")
     assert {k: v for k, v in away.items() if k not in named} == {
         k: v for k, v in own.items() if k not in named

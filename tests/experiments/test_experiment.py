@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from chopper import pipeline
 from chopper.cli.bench_ import _show_experiment
 from chopper.errors import InputError, OutputError
 from chopper.experiments import results as ex
@@ -227,10 +228,9 @@ def test_its_page_is_written_again_by_report(made, tmp_path):
 
 
 def test_where_a_run_is_wanted_an_experiment_says_which_it_holds(made):
-    import chopper
 
     with pytest.raises(InputError) as refused:
-        chopper.load(made)
+        pipeline.read(made)
     assert f"pass one of them: {made / 'a-1'}; or: chopper report {made}" in str(refused.value)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from chopper import pipeline
 from chopper.recording import handover
 from chopper.reports.pack import deflate_text
 from chopper.storage import files
@@ -98,13 +99,11 @@ def test_what_the_judge_finds(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kind of failure, made by a command that is broken on purpose."""
-    from chopper import api
-
-    attribute = api.attribute
+    attribute = pipeline.attribute
     case = Case("trace", 1, ())
 
     def judged(change: object) -> str:
-        monkeypatch.setattr("chopper.api.attribute", change)
+        monkeypatch.setattr("chopper.pipeline.attribute", change)
         commands = build(case, inputs, folder := tmp_path / f"case{len(list(tmp_path.iterdir()))}")
         return str(judge([["analyze", commands[0][1], "--json"]], folder))
 

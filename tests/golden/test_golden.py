@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline, reports
 from chopper.analyzers.attributed import Attributed
 from chopper.causes import LEVELS
 from chopper.errors import InputError
@@ -70,7 +70,7 @@ def verdicts() -> list[dict[str, str]]:
 
 def judge(source: Path, expected: dict[str, str]) -> None:
     """The class, the first cause with its share, and the first action are as an expert says."""
-    document = chopper.attribute(source).to_dict()
+    document = reports.document(pipeline.attribute(source))
     found, actions = document["verdict"], document["actions"] or []
     first = next(iter(found["largest_causes"]), {"cause": "", "share_ratio": None})
     assert found["class"] == expected["class"], found["sentence"]
@@ -100,8 +100,8 @@ def test_every_recording_has_a_verdict() -> None:
 
 
 def check(source: Path, name: str, update: bool) -> None:
-    run = chopper.load(source)
-    shown = chopper.attribute(run)
+    run = pipeline.read(source)
+    shown = pipeline.attribute(run)
     for attribution in {id(a): a for a in (shown, shown.whole)}.values():
         closes(attribution)
     rows = numbers(run, shown.whole)
@@ -137,7 +137,7 @@ def test_public_recordings_have_their_numbers(
         pytest.skip(f"{name} is not in CHOPPER_TRACES: `make traces` downloads it")
     if not update_golden and not (EXPECTED / f"{name}.csv").exists():
         with pytest.raises(InputError):
-            chopper.attribute(traces_dir / name)
+            pipeline.attribute(traces_dir / name)
         return
     try:
         check(traces_dir / name, name, update_golden)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import chopper
+from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.hardware.rank_device import device_of, with_devices
 from chopper.storage.manifest import Device, RankManifest, StatedDevice
@@ -39,10 +40,10 @@ def without_devices(traces: Path, name: str, folder: Path) -> Path:
 def test_a_named_device_gives_what_the_trace_gives_with_its_name(
     name: str, device: str, traces_dir: Path, tmp_path: Path
 ) -> None:
-    recorded = chopper.attribute(traces_dir / name)
+    recorded = pipeline.attribute(traces_dir / name)
     unnamed = without_devices(traces_dir, name, tmp_path)
-    assert chopper.attribute(unnamed).ranks[0].peak_source is None
-    stated = chopper.attribute(unnamed, device=device)
+    assert pipeline.attribute(unnamed).ranks[0].peak_source is None
+    stated = pipeline.attribute(unnamed, device=device)
     assert stated.ranks[0].peak_source == recorded.ranks[0].peak_source
     assert stated.causes() == recorded.causes()
     assert stated.ranks[0].device_reason == "named by the user; the trace names no device"
@@ -67,9 +68,9 @@ NAMED_BY_NOTHING = {
 def test_recordings_that_name_none_get_their_ceilings(
     name: str, device: str, traces_dir: Path
 ) -> None:
-    run = chopper.load(traces_dir / name)
+    run = pipeline.read(traces_dir / name)
     for without, stated in ((True, None), (False, device)):
-        found = chopper.attribute(run, device=stated)
+        found = pipeline.attribute(run, device=stated)
         codes = {f.code for f in found.findings}
         assert ("device.no_peak" in codes) == without
         assert ("device.stated" in codes) == (not without)
@@ -81,10 +82,10 @@ def test_recordings_that_name_none_get_their_ceilings(
 
 def test_bytes_become_time_at_bandwidth_under_a_named_device(traces_dir: Path) -> None:
     """vLLM under ROCm records shapes and an empty device name."""
-    run = chopper.load(traces_dir / "tracelens/mi300x-vllm-graph-capture.json.gz")
-    causes = {row.id: row.time_ns for row in chopper.attribute(run).leaves()}
+    run = pipeline.read(traces_dir / "tracelens/mi300x-vllm-graph-capture.json.gz")
+    causes = {row.id: row.time_ns for row in pipeline.attribute(run).leaves()}
     assert causes["compute.vector.no_bytes"] == 841_097
-    named = {row.id: row.time_ns for row in chopper.attribute(run, device="mi300x").leaves()}
+    named = {row.id: row.time_ns for row in pipeline.attribute(run, device="mi300x").leaves()}
     assert named["compute.vector.roofline"] > 400_000
     assert named["compute.vector.no_bytes"] < 10_000
     assert sum(named.values()) == sum(causes.values())
@@ -95,7 +96,7 @@ def test_a_variant_that_the_table_lacks_is_told_from_the_device_that_is_named(
 ) -> None:
     """An H100 with 95 GiB, which no product of the table has."""
     name = "kineto/unit-test-h100-out-of-order-after-fix.json.gz"
-    found = chopper.attribute(traces_dir / name, device="h100")
+    found = pipeline.attribute(traces_dir / name, device="h100")
     (said,) = [f.message for f in found.findings if f.code == "device.contradicted"]
     assert "NVIDIA H100 with 132 units and 95.1 GiB of memory" in said
     assert H100 in (found.ranks[0].peak_source or "")
@@ -110,7 +111,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def one(trace: Path, **header: Any) -> chopper.Run:
     """A small trace as a run, its listed device changed."""
-    run = chopper.load(trace)
+    run = pipeline.read(trace)
     (part,) = run.manifest.ranks
     part.devices = [Device(device_id=part.device_id or 0, **header)] if header else []
     return run
@@ -142,7 +143,7 @@ def test_a_contradiction_names_both_and_the_user_wins(
     assert finding.severity == ("warning" if contradicts else "info")
     assert H100 in finding.message
     assert (listed.get("name") or "device") in finding.message
-    answer = chopper.attribute(stated)
+    answer = pipeline.attribute(stated)
     assert answer.ranks[0].device == H100
     assert H100 in (answer.ranks[0].peak_source or "")
     assert finding.message in {f.message for f in answer.findings}
@@ -166,7 +167,7 @@ def test_what_the_trace_says_of_the_named_device_is_kept() -> None:
 def test_the_last_name_counts(small: Path) -> None:
     run = with_devices(with_devices(one(small), "mi300x"), "h100")
     assert [f.code for f in run.part(0).findings].count("device.stated") == 1
-    assert chopper.attribute(run).ranks[0].device == H100
+    assert pipeline.attribute(run).ranks[0].device == H100
 
 
 @pytest.mark.parametrize(
@@ -188,10 +189,10 @@ def test_each_rank_may_have_its_own(tmp_path: Path) -> None:
     for rank in range(2):
         trace = small_trace(rank=rank, world=2, pid=100 + rank, device=rank)
         (tmp_path / f"rank{rank}.json").write_bytes(trace.encode())
-    run = chopper.load(tmp_path, device={1: "mi300x", None: "h100"})
+    run = pipeline.read(tmp_path, device={1: "mi300x", None: "h100"})
     names = [part.stated_device and part.stated_device.name for part in run.manifest.ranks]
     assert names == [H100, "AMD Instinct MI300X"]
-    some = chopper.load(tmp_path, device={1: "mi300x"})
+    some = pipeline.read(tmp_path, device={1: "mi300x"})
     assert some.part(0).stated_device is None
 
 
@@ -199,6 +200,6 @@ def test_a_recording_without_device_events_says_that_nothing_changes(tmp_path: P
     path = recordings.write_rpd(
         tmp_path / "empty.rpd", recordings.Recording(recordings.small().calls)
     )
-    run = chopper.load(path, device="mi300x")
+    run = pipeline.read(path, device="mi300x")
     (finding,) = [f for f in run.part(0).findings if f.code == "device.stated"]
     assert finding.message.endswith("no device event was recorded, so this changes nothing")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import chopper
+from chopper import pipeline
 from chopper.cli import cli
 from chopper.errors import InputError, UsageError
 from tests import recordings
@@ -46,7 +46,7 @@ def trace(path: Path, rank: int = 0, world: int | None = None, device: int | Non
 
 def clock_ns(*sources: Path) -> dict[int, int]:
     """Time below the reference clock by rank; the causes sum to the observed time."""
-    found = chopper.attribute(chopper.load([*sources]))
+    found = pipeline.attribute(pipeline.read([*sources]))
     assert sum(cause.time_ns for cause in found.leaves()) == found.observed_ns
     return {
         int(group.key or 0): sum(
@@ -76,7 +76,7 @@ def test_each_rank_takes_its_own_device(tmp_path: Path) -> None:
     for rank in range(2):
         trace(tmp_path / f"rank{rank}.json", rank, 2)
     log(tmp_path / "smi.csv", BASE_NS - 20 * MS, devices=2)
-    run = chopper.load([tmp_path])
+    run = pipeline.read([tmp_path])
     assert set(run.table(0, "device_clock")["sm_clock_hz"].to_pylist()) == {1_200_000_000}
     assert set(run.table(1, "device_clock")["sm_clock_hz"].to_pylist()) == {1_201_000_000}
 
@@ -86,7 +86,7 @@ def test_ranks_that_call_their_devices_alike_get_no_clock_of_anothers(tmp_path: 
     for rank in range(2):
         trace(tmp_path / f"rank{rank}.json", rank, 2, device=0)
     log(tmp_path / "smi.csv", BASE_NS - 20 * MS, devices=2)
-    run = chopper.load([tmp_path])
+    run = pipeline.read([tmp_path])
     assert [run.table(rank, "device_clock").num_rows for rank in range(2)] == [0, 0]
     (said,) = [f for f in run.manifest.findings if f.code == "telemetry.device_unknown"]
     assert said.message.startswith("ranks 0-1 use the same device number")
@@ -98,10 +98,10 @@ def test_logs_of_two_hosts_are_not_mixed(tmp_path: Path) -> None:
     here = log(tmp_path / "here.csv", BASE_NS - 20 * MS)
     there = log(tmp_path / "there.csv", BASE_NS - 20 * MS)
     with pytest.raises(InputError, match=r"there.csv: reports sm_clock_hz of device 0 at the same"):
-        chopper.load([kernels, here, there])
+        pipeline.read([kernels, here, there])
     # A log that goes on where another ended is one with it.
     later = log(tmp_path / "later.csv", BASE_NS + 3_600 * 10**9)
-    assert chopper.load([kernels, here, later]).table(0, "device_clock").num_rows == 100
+    assert pipeline.read([kernels, here, later]).table(0, "device_clock").num_rows == 100
 
 
 def test_what_is_imported_keeps_its_clocks(tmp_path: Path) -> None:
@@ -119,18 +119,18 @@ def test_what_is_imported_keeps_its_clocks(tmp_path: Path) -> None:
 
 def test_a_log_alone_is_telemetry_without_an_attribution(tmp_path: Path) -> None:
     clocks = log(tmp_path / "smi.csv", BASE_NS)
-    run = chopper.load(clocks)
+    run = pipeline.read(clocks)
     assert run.table(0, "device_clock").num_rows == 50
-    assert chopper.attribute(run).observed_ns == 0
+    assert pipeline.attribute(run).observed_ns == 0
     done = CliRunner().invoke(cli, ["import", str(clocks), "-o", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    assert chopper.load(tmp_path / "run").table(0, "device_clock").num_rows == 50
+    assert pipeline.read(tmp_path / "run").table(0, "device_clock").num_rows == 50
 
 
 def test_times_without_a_zone_and_lost_rows_are_said(tmp_path: Path) -> None:
     file = tmp_path / "smi.csv"
     file.write_text(HEADING + "2025/07/01 22:00:00.000, 0, 1200, 600, 0x0\nsoon, 0, 1, 1, 0x0\n")
-    findings = {f.code: f.message for f in chopper.load(file).manifest.findings}
+    findings = {f.code: f.message for f in pipeline.read(file).manifest.findings}
     assert "were read as UTC" in findings["telemetry.time_zone"]
     assert "1 of 2 rows" in findings["telemetry.rows_lost"]
 
@@ -142,7 +142,7 @@ def test_another_csv_is_refused_in_one_line(tmp_path: Path) -> None:
         InputError,
         match=r"an unknown kind .*'a,b'.* or a log with a time, a device and clocks",
     ):
-        chopper.load(file)
+        pipeline.read(file)
 
 
 # ---------------------------------------------------------------- whose clock
@@ -167,7 +167,7 @@ def test_times_without_a_zone_are_joined_only_when_the_zone_is_said(tmp_path: Pa
     kernels = trace(tmp_path / "trace.json")
     clocks = local_log(tmp_path / "smi.csv", 2)
     with pytest.raises(InputError, match=r"name no time zone.*--time-zone Europe/Berlin"):
-        chopper.load([kernels, clocks])
+        pipeline.read([kernels, clocks])
     for i, zone in enumerate(("+02:00", "UTC+2", "Etc/GMT-2")):
         target = tmp_path / f"run{i}"
         asked = ["import", str(kernels), str(clocks), "--time-zone", zone, "-o", str(target)]
@@ -186,7 +186,7 @@ def test_clocks_of_different_origins_are_not_joined(tmp_path: Path) -> None:
     recorded = recordings.write_rpd(tmp_path / "t.rpd", recordings.small())
     clocks = log(tmp_path / "smi.csv", BASE_NS)
     with pytest.raises(InputError, match="the trace's times count from the start of a host"):
-        chopper.load([recorded, clocks])
+        pipeline.read([recorded, clocks])
 
 
 # ---------------------------------------------------------------- AMD's tools, and Zeus
@@ -200,7 +200,7 @@ def test_amd_smi_monitor(tmp_path: Path) -> None:
         f"{BASE_NS // 10**9},0,740,71,55,1890,99,40,1300,N/A\n"
         f"{BASE_NS // 10**9},1,N/A,N/A,N/A,132,0,0,900,N/A\n"
     )
-    run = chopper.load(file)
+    run = pipeline.read(file)
     first, second = run.table(0, "device_clock").to_pylist()
     assert (first["sm_clock_hz"], first["memory_clock_hz"]) == (1_890_000_000, 1_300_000_000)
     assert (first["power_w"], second["power_w"]) == (740.0, None)
@@ -220,16 +220,16 @@ def zeus(path: Path, start_s: float) -> Path:
 
 def test_energy_windows_of_zeus_alone_and_beside_a_trace(tmp_path: Path) -> None:
     file = zeus(tmp_path / "energy.csv", BASE_NS / 1e9)
-    run = chopper.load(file)
+    run = pipeline.read(file)
     (window,) = run.table(0, "energy_window").to_pylist()
     assert (window["device_id"], window["window"], window["energy_j"]) == (0, "epoch", 12.5)
     assert window["span_ns"] == 50 * MS
     assert window["time_ns"] == BASE_NS + 25 * MS
     assert [f.count for f in run.manifest.findings if f.code == "telemetry.rows_lost"] == [1]
-    joined = chopper.load([trace(tmp_path / "trace.json"), file])
+    joined = pipeline.read([trace(tmp_path / "trace.json"), file])
     assert joined.table(0, "energy_window").num_rows == 1
     # Older versions count from the start of the host: such windows have no place in a trace.
     old = zeus(tmp_path / "old.csv", 13_586_410.5)
-    assert chopper.load(old).table(0, "energy_window")["energy_j"].to_pylist() == [12.5]
+    assert pipeline.read(old).table(0, "energy_window")["energy_j"].to_pylist() == [12.5]
     with pytest.raises(InputError, match="the log's times count from the start of a host"):
-        chopper.load([tmp_path / "trace.json", old])
+        pipeline.read([tmp_path / "trace.json", old])

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-import chopper
-from chopper import ingest, pipeline
+from chopper import ingest, pipeline, reports
 from chopper.errors import InputError
 from chopper.storage.manifest import encode as encode_manifest
 from chopper.storage.parts import RunWriter
@@ -26,9 +25,9 @@ def write(path: Path, trace: Trace) -> Path:
 
 def totals(run: Run) -> dict[str, Any]:
     """Everything the attribution says but the source's name."""
-    found = chopper.attribute(run)
+    found = pipeline.attribute(run)
     assert sum(c.time_ns for c in found.leaves()) == found.observed_ns
-    said = found.to_dict()
+    said = reports.document(found)
     return {k: said[k] for k in ("observed_ns", "ideal_ns", "steps", "ranks", "causes", "coverage")}
 
 
@@ -54,14 +53,14 @@ def test_sources_come_in_order_and_once(tmp_path: Path) -> None:
 
 def test_nothing_named_is_an_error() -> None:
     with pytest.raises(InputError, match="nothing to load"):
-        chopper.load([])
+        pipeline.read([])
 
 
 # ---------------------------------------------------------------- which ranks
 
 
 def ranks_of(*files: Path) -> dict[int, str | None]:
-    run = chopper.load(list(files))
+    run = pipeline.read(list(files))
     return {p.rank: p.label for p in run.manifest.ranks}
 
 
@@ -80,7 +79,7 @@ def test_the_members_of_a_group_are_kept_once(tmp_path: Path) -> None:
         info = {"rank": rank, "world_size": 2, "pg_config": groups}
         how: dict[str, Any] = {"rank": rank, "pid": rank, "header": {"distributedInfo": info}}
         write(tmp_path / f"rank{rank}.json", small_trace(**how))
-    run = chopper.load(tmp_path)
+    run = pipeline.read(tmp_path)
     first, second = (run.part(rank).process_groups[0]["ranks"] for rank in run.ranks)
     assert first is second
     assert first == [0, 1]
@@ -109,7 +108,7 @@ def test_further_devices_come_after_all_ranks(tmp_path: Path) -> None:
                 trace.launch("k", 1_000 * i, 50, kernel_at=1_000 * i + 100, kernel_for=700,
                              device=device)  # fmt: skip
         files.append(write(tmp_path / f"{rank}.json", trace))
-    run = chopper.load(files)
+    run = pipeline.read(files)
     assert [(p.rank, p.label, p.device_id) for p in run.manifest.ranks] == [
         (0, None, 0),
         (1, None, 1),
@@ -118,7 +117,7 @@ def test_further_devices_come_after_all_ranks(tmp_path: Path) -> None:
     ]
     # Ranks 2 and 3 are missing; the further devices are not taken for them.
     assert [f.count for f in run.manifest.findings if f.code == "run.ranks_missing"] == [2]
-    found = chopper.attribute(run)
+    found = pipeline.attribute(run)
     assert [r.label for r in found.ranks] == [
         "rank 0",
         "rank 1",
@@ -133,8 +132,8 @@ def test_merged_ranks_are_named_by_their_process(tmp_path: Path) -> None:
     path = tmp_path / "all.json"
     path.write_bytes(encode(merged(*documents)))
     assert ranks_of(path) == {0: "all.json process 10", 1: "all.json process 11"}
-    found = chopper.attribute(path)
-    alone = chopper.attribute(write(tmp_path / "one.json", small_trace()))
+    found = pipeline.attribute(path)
+    alone = pipeline.attribute(write(tmp_path / "one.json", small_trace()))
     assert found.observed_ns == 2 * alone.observed_ns
     assert [(c.id, c.time_ns) for c in found.causes()] == [
         (c.id, 2 * c.time_ns) for c in alone.causes()
@@ -157,7 +156,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def load_totals(source: Path) -> dict[str, Any]:
-    return totals(chopper.load(source))
+    return totals(pipeline.read(source))
 
 
 def test_a_changed_trace_is_read_again(run_dir: Path) -> None:
@@ -169,9 +168,9 @@ def test_a_changed_trace_is_read_again(run_dir: Path) -> None:
 
 
 def test_what_was_read_is_not_changed_by_its_use(run_dir: Path) -> None:
-    run = chopper.load(run_dir)
+    run = pipeline.read(run_dir)
     manifest, store = encode_manifest(run.manifest), dict(run.store)
-    chopper.attribute(run).to_dict()
+    reports.document(pipeline.attribute(run))
     assert encode_manifest(run.manifest) == manifest
     assert dict(run.store) == store
     with pytest.raises(AttributeError):
@@ -183,7 +182,7 @@ def test_what_was_read_is_not_changed_by_its_use(run_dir: Path) -> None:
 
 def test_reading_writes_nothing(run_dir: Path) -> None:
     before = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
-    chopper.attribute(run_dir)
+    pipeline.attribute(run_dir)
     gc.collect()
     assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == before
 
@@ -191,7 +190,7 @@ def test_reading_writes_nothing(run_dir: Path) -> None:
 def test_findings_of_a_trace_name_the_rank(run_dir: Path) -> None:
     path = run_dir / "rank-00000" / "trace.json.gz"
     path.write_bytes(small_trace().encode()[:-200])
-    findings = chopper.attribute(run_dir).findings
+    findings = pipeline.attribute(run_dir).findings
     # All ranks' files have one name: the rank tells them apart.
     assert [f.rank for f in findings if f.code == "trace.truncated"] == [0]
 
@@ -211,14 +210,14 @@ def test_recorded_steps_are_not_replaced_by_the_trace(run_dir: Path) -> None:
         }
     )
     stream.close()
-    run = chopper.load(run_dir)
+    run = pipeline.read(run_dir)
     assert run.table(0, "step")["number"].to_pylist() == [0, 1]
 
 
 def test_the_rank_of_a_recorded_run_is_its_own_process(run_dir: Path) -> None:
     documents = [small_trace(pid=p, device=p % 2).document() for p in (4710, 4711)]
     (run_dir / "rank-00000" / "trace.json.gz").write_bytes(encode(merged(*documents)))
-    run = chopper.load(run_dir)
+    run = pipeline.read(run_dir)
     assert set(run.table(0, "host_span")["pid"].to_pylist()) == {4711}
 
 
@@ -244,7 +243,7 @@ def two_ranks_apart(**header: str) -> list[Trace]:
 def clocks_corrected(traces: list[Trace], *paths: Path) -> list[str]:
     for path, trace in zip(paths, traces, strict=True):
         write(path, trace)
-    found = chopper.attribute(chopper.load(list(paths))).findings
+    found = pipeline.attribute(pipeline.read(list(paths))).findings
     return [f.message for f in found if f.code == "run.clock_offset"]
 
 
@@ -268,11 +267,11 @@ def test_the_order_of_the_ranks_in_a_manifest_changes_nothing(tmp_path: Path) ->
         trace = small_trace(rank=rank, world=2, pid=rank + 1)
         trace.events[rank]["dur"] = -5  # of different events: findings differ by rank
         write(path, trace)
-    forth, back = chopper.load(files), chopper.load(files)
+    forth, back = pipeline.read(files), pipeline.read(files)
     back.manifest.ranks.reverse()
     assert [p.rank for p in back.manifest.ranks] == [1, 0]
-    found, other = chopper.attribute(forth), chopper.attribute(back)
-    assert found.to_dict()["ranks"] == other.to_dict()["ranks"]
+    found, other = pipeline.attribute(forth), pipeline.attribute(back)
+    assert reports.document(found)["ranks"] == reports.document(other)["ranks"]
     assert [(f.rank, f.message) for f in found.findings] == [
         (f.rank, f.message) for f in other.findings
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from tests.command import run
 from tests.kineto_writer import Trace
 from tests.waiting import PATIENCE_S
@@ -52,11 +52,11 @@ def test_the_windows_of_a_schedule_are_one_rank(tmp_path: Path) -> None:
         files = sorted((tmp_path / name).iterdir())
         assert len(files) == 3
         # Whole: on a busy machine a slow step may be a kind of its own.
-        together = chopper.attribute(tmp_path / name).whole
+        together = pipeline.attribute(tmp_path / name).whole
         assert [r.rank for r in together.ranks] == [0]
         assert together.windows["number"].to_pylist() == [3, 4, 8, 9, 13, 14]
         # Each window as it is attributed alone: nothing between them counts.
-        alone = [chopper.attribute(file).whole for file in files]
+        alone = [pipeline.attribute(file).whole for file in files]
         assert together.observed_ns == sum(one.observed_ns for one in alone)
         assert sum(r.time_ns for r in together.leaves()) == together.observed_ns
         assert {f.code for f in together.findings} >= {"trace.several_windows"}
@@ -65,7 +65,7 @@ def test_the_windows_of_a_schedule_are_one_rank(tmp_path: Path) -> None:
             assert sum(g.time_ns for g in together.by(level)) == together.observed_ns
         imported = tmp_path / f"{name}-run"
         assert run("import", tmp_path / name, "-o", imported).code == 0
-        kept = chopper.attribute(imported).whole
+        kept = pipeline.attribute(imported).whole
         assert [r.time_ns for r in kept.causes()] == [r.time_ns for r in together.causes()]
         assert run("report", imported, "-o", tmp_path / f"{name}.html").code == 0
 
@@ -87,10 +87,10 @@ def test_windows_of_two_ranks_keep_their_launches_apart(tmp_path: Path) -> None:
     for rank in (0, 1):
         for i, first in enumerate((2, 10)):
             window(tmp_path / f"{rank}-{i}.json", first, i * 10**9, rank=rank, pid=5 + rank)
-    found = chopper.attribute(tmp_path)
+    found = pipeline.attribute(tmp_path)
     assert [r.rank for r in found.ranks] == [0, 1]
     assert [r.steps for r in found.ranks] == [6, 6]
-    alone = chopper.attribute(tmp_path / "0-0.json")
+    alone = pipeline.attribute(tmp_path / "0-0.json")
     assert found.observed_ns == 4 * alone.observed_ns
     assert {r.id: r.time_ns for r in found.causes()} == {
         r.id: 4 * r.time_ns for r in alone.causes()
@@ -100,7 +100,7 @@ def test_windows_of_two_ranks_keep_their_launches_apart(tmp_path: Path) -> None:
 def test_windows_that_count_their_steps_anew_stay_apart(tmp_path: Path) -> None:
     window(tmp_path / "a.json", 0, 0)
     window(tmp_path / "b.json", 0, 10**9)
-    found = chopper.attribute(tmp_path)
+    found = pipeline.attribute(tmp_path)
     assert found.windows["number"].to_pylist() == [0, 1, 2, 4, 5, 6]
 
 
@@ -123,7 +123,7 @@ def nameless(path: Path, first: int, after_ns: int, **of: Any) -> Path:
 def test_windows_without_host_and_rank_are_joined_by_process_id(tmp_path: Path) -> None:
     for i, name in enumerate(("trace_5.json", "trace_10.json", "trace_15.json")):
         nameless(tmp_path / name, 3 + 5 * i, i * 10**9)
-    found = chopper.attribute(tmp_path)
+    found = pipeline.attribute(tmp_path)
     assert [r.steps for r in found.ranks] == [9]
     assert found.windows["number"].to_pylist() == [3, 4, 5, 8, 9, 10, 13, 14, 15]
     (said,) = [f for f in found.findings if f.code == "run.windows_by_pid"]
@@ -142,7 +142,7 @@ def test_process_ids_of_several_ranks_may_be_alike(
 ) -> None:
     for i, name in enumerate(names):
         nameless(tmp_path / name, 0, i * after_ns, pid=1)
-    assert len(chopper.attribute(tmp_path).ranks) == 2
+    assert len(pipeline.attribute(tmp_path).ranks) == 2
 
 
 def test_a_copy_of_a_trace_is_no_other_rank(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_windows_hours_apart_are_of_one_run_only_if_the_process_is_known(tmp_pat
     later_ns = 5 * 3600 * 10**9
     for i in range(2):
         window(tmp_path / f"{i}.json", 3 * i, i * later_ns)
-    assert [r.steps for r in chopper.attribute(tmp_path).ranks] == [6]
+    assert [r.steps for r in pipeline.attribute(tmp_path).ranks] == [6]
     for i in range(2):
         nameless(tmp_path / f"{i}.json", 3 * i, i * later_ns)
     shown = run("analyze", tmp_path)
@@ -168,13 +168,13 @@ def test_windows_hours_apart_are_of_one_run_only_if_the_process_is_known(tmp_pat
 def test_each_window_counts_from_its_own_base(tmp_path: Path) -> None:
     window(tmp_path / "a.json", 0, 0)
     window(tmp_path / "b.json", 3, 10**9)
-    same = chopper.attribute(tmp_path)
+    same = pipeline.attribute(tmp_path)
     document = json.loads((tmp_path / "b.json").read_text())
     document["baseTimeNanoseconds"] -= 7 * 10**9
     for event in document["traceEvents"]:
         event["ts"] += 7 * 10**6
     (tmp_path / "b.json").write_text(json.dumps(document))
-    moved = chopper.attribute(tmp_path)
+    moved = pipeline.attribute(tmp_path)
     assert moved.windows["start_ns"].to_pylist() == same.windows["start_ns"].to_pylist()
     assert {r.id: r.time_ns for r in moved.causes()} == {r.id: r.time_ns for r in same.causes()}
 
@@ -192,5 +192,5 @@ def test_windows_of_different_bases_are_refused_in_one_line(tmp_path: Path) -> N
 def test_other_processes_stay_ranks(tmp_path: Path) -> None:
     window(tmp_path / "a.json", 0, 0, rank=None, pid=5)
     window(tmp_path / "b.json", 0, 50_000, rank=None, pid=6)
-    assert len(chopper.attribute(tmp_path).ranks) == 2
+    assert len(pipeline.attribute(tmp_path).ranks) == 2
     assert json.loads((tmp_path / "a.json").read_text())["host_name"] == "box"

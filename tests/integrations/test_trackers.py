@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.errors import OutputError, UsageError
 from chopper.integrations.trackers import log_run, log_safely, metrics_of, summary_of
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the trackers, when they 
 
 @pytest.fixture(scope="module", params=["model-cuda", "loading"])
 def run(request: pytest.FixtureRequest) -> Attributed:
-    return chopper.attribute(OWN / request.param)
+    return pipeline.attribute(OWN / request.param)
 
 
 @pytest.fixture(scope="module")
 def small() -> Attributed:
-    return chopper.attribute(OWN / "model-cuda")
+    return pipeline.attribute(OWN / "model-cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -274,7 +274,7 @@ def test_mlflow_needs_no_server(tmp_path: Path) -> None:
     uri, _, run_id = done.out.strip().partition(", run ")
     assert uri == f"sqlite:///{tmp_path / 'm' / 'mlflow.db'}"
     logged, _, files = mlflow_logged(uri, run_id)
-    check(logged, chopper.attribute(OWN / "model-cuda"))
+    check(logged, pipeline.attribute(OWN / "model-cuda"))
     assert files == ["chopper/chopper-report.html"]
     assert [*(tmp_path / "m" / "artifacts").rglob("chopper-report.html")]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from chopper import pipeline
 from chopper.errors import CaptureError
 from chopper.experiments.judgement import others_while
 from chopper.fresh_python import ended_by_signals
@@ -64,7 +65,6 @@ def record(plans: Sequence[Plan]) -> Iterator[Recorded]:
 
 
 def _record(plans: Sequence[Plan], *, linked: bool) -> Iterator[Recorded]:
-    import chopper
     from chopper.recording.finish import finalize
 
     steps = sum(len(plan.levels()) for plan in plans)
@@ -81,7 +81,7 @@ def _record(plans: Sequence[Plan], *, linked: bool) -> Iterator[Recorded]:
             attribution = None
             if not any(truth.skipped for truth in truths):
                 finalize(path)
-                attribution = chopper.attribute(chopper.load(path)).whole
+                attribution = pipeline.attribute(pipeline.read(path)).whole
             yield Recorded(plan, truths, attribution, others.cores)
 
 

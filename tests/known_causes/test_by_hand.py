@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.views import view
 from tests.kineto_writer import Trace
@@ -35,7 +35,7 @@ def attributed(path: Path, *traces: Trace) -> Attributed:
     path.mkdir()
     for i, trace in enumerate(traces):
         (path / f"rank{i}.json").write_bytes(trace.encode())
-    return chopper.attribute(path)
+    return pipeline.attribute(path)
 
 
 def sums(attribution: Attributed, rank: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import CaptureError
 from chopper.recording.finish import finalize
@@ -395,7 +395,7 @@ def test_a_shaped_link_is_slow_and_nothing_is_left_after_a_signal(
         running.kill()
         running.wait()
     finalize(tmp_path / "slow_link")
-    run = chopper.load(tmp_path / "slow_link")
+    run = pipeline.read(tmp_path / "slow_link")
     for _, injected, _ in shaped.pairs():
         reduced = [span for rank in run.ranks for span in reductions(run, rank, injected)]
         assert len(reduced) == recordings.RANKS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from tests.known_causes import synthetic
 from tests.known_causes.__main__ import main
 from tests.known_causes.model.job import simulate
@@ -61,9 +61,9 @@ def test_dips_that_no_sample_can_resolve_are_refused_and_blamed_on_nothing_else(
 def test_the_run_is_one_that_every_command_reads(tmp_path: Path) -> None:
     recording = simulate(Plan(flavour="rocm", layers=1, steps=2))
     write(recording, tmp_path)
-    run = chopper.load(tmp_path)
+    run = pipeline.read(tmp_path)
     assert run.ranks == [0, 1]
-    attribution = chopper.attribute(run)
+    attribution = pipeline.attribute(run)
     assert attribution.steps == 2
     assert attribution.observed_ns == sum(leaf.time_ns for leaf in attribution.leaves())
     assert run.table(1, "device_clock").num_rows > 20

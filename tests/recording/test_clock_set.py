@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.storage import clock
 from chopper.storage.run import Run
 from tests import command
@@ -142,7 +142,7 @@ def test_steps_are_as_long_as_they_were_and_line_up_with_their_trace(
     traced = [(start_ns, end_ns) for start_ns, end_ns, is_traced in spans if is_traced]
     assert len(traced) == 3
     assert run.path is not None
-    recording = chopper.load(run.path)
+    recording = pipeline.read(run.path)
     events = recording.table(0, "host_span").to_pylist()
     starts_ns = [e["start_ns"] for e in events if e["name"].startswith("aten::addmm")]
     for start_ns, end_ns in traced:  # two layers

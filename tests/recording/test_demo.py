@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import chopper
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.reports import comparison as comparison_report
 from tests import command
 
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_the_action_that_the_report_suggests_removes_what_it_says(tmp_path: Path) -> None:
-    runs: list[chopper.Attribution] = []
+    runs: list[Attributed] = []
     printed: list[list[str]] = []
     for options in ((), ("--fixed",)):
         run = tmp_path / f"run{len(runs)}"
@@ -30,7 +32,7 @@ def test_the_action_that_the_report_suggests_removes_what_it_says(tmp_path: Path
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert done.code == 0, done.err
-        runs.append(chopper.attribute(run))
+        runs.append(pipeline.attribute(run))
         printed.append(re.findall(r"step +\d+ +mean loss \d\.\d+", done.out))
     assert len(printed[0]) == 3
     assert printed[0] == printed[1], "taking the action changes what is learned"

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 import chopper
+from chopper import pipeline
 from chopper.cli._watching import Watch
 from chopper.errors import ChopperError, UsageError
 from chopper.recording.live import (
@@ -30,6 +31,7 @@ from chopper.recording.live import (
 from chopper.reports.live import panel, reasons_text
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
+from tests.attributing import verdict_of
 from tests.recording.make import TRACE_ONLY, Task
 from tests.waiting import PATIENCE_S, until
 
@@ -344,5 +346,5 @@ def test_what_is_said_while_it_runs_is_what_the_analysis_says(
         watch.poll()
         assert watch.verdict
     watch.poll()
-    assert watch.verdict == chopper.attribute(tmp_path / "run").verdict.sentence
+    assert watch.verdict == verdict_of(pipeline.attribute(tmp_path / "run")).sentence
     watch._live.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.storage.run import Run
 from chopper.workloads.link import unavailable
 from tests.command import run
@@ -69,7 +69,7 @@ def check_whole(path: Path, nodes: tuple[Node, Node]) -> None:
     assert [part.rank for part in parts] == [0, 1, 2, 3]
     assert [part.hostname for part in parts] == [n.name for n in nodes for _ in range(2)]
     assert [part.node for part in parts] == [0, 0, 1, 1]
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     assert sum(leaf.time_ns for leaf in found.leaves()) == found.observed_ns
     # All but the two broadcasts with which DDP rebuilds its buckets.
     assert (found.coverage["collectives_matched_ratio"] or 0) >= 0.75

@@ -15,13 +15,13 @@ from unittest import mock
 import psutil
 import pytest
 
-import chopper
-from chopper import cli
+from chopper import cli, pipeline
 from chopper.collectors import registry
 from chopper.recording.finish import finalize
 from chopper.storage.parts import RunWriter
 from chopper.storage.run import Run
 from tests import command
+from tests.attributing import verdict_of
 from tests.recording.make import DESCENT
 from tests.waiting import PATIENCE_S
 
@@ -116,7 +116,7 @@ class Recorder:
         return Run.open(self.directory / "run")
 
     def spans(self, rank):
-        return chopper.load(self.directory / "run").table(rank, "host_span")["name"].to_pylist()
+        return pipeline.read(self.directory / "run").table(rank, "host_span")["name"].to_pylist()
 
     def processes(self):
         found = []
@@ -699,7 +699,7 @@ def test_a_trace_that_could_not_be_written_is_what_is_said_first(tmp_path: Path)
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    verdict = chopper.attribute(chopper.load(tmp_path / "run")).verdict.sentence
+    verdict = verdict_of(pipeline.attribute(pipeline.read(tmp_path / "run"))).sentence
     assert verdict.startswith("Cannot be told: rank 0 has no kernel trace: recording stopped: ")
     assert "(File too large" in verdict
 
@@ -817,7 +817,7 @@ _INFERS = "net.eval()\nwith torch.no_grad():\n  for _ in range(20): net(x)\nnet.
 def recorded(record, program, *options):
     done = record(sys.executable, "-c", program, options=("-o", "run", *options))
     assert done.returncode == 0, done.stderr
-    return done.stderr, chopper.attribute(chopper.load(record.directory / "run"))
+    return done.stderr, pipeline.attribute(pipeline.read(record.directory / "run"))
 
 
 def test_a_program_that_only_infers_leaves_a_trace_and_says_that_it_has_no_steps(record):

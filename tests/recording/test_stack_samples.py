@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import chopper
+from chopper import pipeline
 from chopper.recording.stack_samples import StackSampler
 from tests.recording.make import TRACE_ONLY
 from tests.waiting import until
@@ -146,7 +147,7 @@ def test_a_generator_of_the_program_is_data_in_its_trace(task):
             task.step(batch)
             if number == 4:
                 break
-    run = chopper.load("run")
+    run = pipeline.read("run")
     samples = run.table(0, "python_sample").to_pylist()
     mine = [s for s in samples if s["is_data"]]
     assert len(mine) >= 3
@@ -154,7 +155,7 @@ def test_a_generator_of_the_program_is_data_in_its_trace(task):
     [waits, *_] = {s["function"] for s in mine if "tests/waiting.py" in s["function"]}
     host = run.table(0, "host_span").to_pylist()
     assert any(s["name"] == waits and s["category"] == "python" for s in host)
-    attribution = chopper.attribute(run).whole
+    attribution = pipeline.attribute(run).whole
     data = {group.key: group.causes for group in attribution.by("phase")}["data"]
     assert data["idle.preparation.data"] > 0
 

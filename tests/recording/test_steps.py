@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import chopper
+from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.recording import claim, step_log
 from chopper.recording import session as _session
@@ -201,7 +202,7 @@ def test_steps_are_found_through_the_optimizer(task):
     assert traced_of("run") == [2, 3, 4, 5, 6]
     spans = {n for n in names_of("run") if n.startswith("ProfilerStep#")}
     assert {f"ProfilerStep#{n}" for n in range(2, 7)} <= spans
-    assert chopper.load("run/rank-00000/trace.json.gz").part(0).hostname == socket.gethostname()
+    assert pipeline.read("run/rank-00000/trace.json.gz").part(0).hostname == socket.gethostname()
 
 
 def test_marks_are_believed_over_optimizers(task):
@@ -745,7 +746,7 @@ def test_models_that_are_trained_in_turn_have_steps_of_their_own_kind():
             train(4, 10)
     sources = [row["source"] for row in steps_of("run")]
     assert sources == ["optimizer"] * 20 + ["optimizer 2"] * 40
-    step = chopper.attribute("run").step_time()
+    step = pipeline.attribute("run").step_time()
     steps = {kind.name: kind.steps for kind in step.kinds}
     assert step.kind == "training (optimizer 2)"
     second = sorted(n for kind, numbers in steps.items() if "2" in kind for n in numbers)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.storage.run import Run
 from tests.recording.test_nodes import TRAIN
 from tests.waiting import PATIENCE_S
@@ -122,7 +122,7 @@ def test_nodes_without_a_scheduler_must_be_numbered(tmp_path: Path) -> None:
 def check_two_ranks(run: Path) -> None:
     parts = Run.open(run).manifest.ranks
     assert [(part.rank, part.node) for part in parts] == [(0, 0), (1, 1)]
-    found = chopper.attribute(run)
+    found = pipeline.attribute(run)
     assert sum(leaf.time_ns for leaf in found.leaves()) == found.observed_ns
     assert (found.coverage["collectives_matched_ratio"] or 0) >= 0.75
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views.utilization import utilization
 from chopper.causes import CAUSES, Level
@@ -46,7 +47,7 @@ def empty_folder(monkeypatch, tmp_path):
 
 def attributed(run: str | Path = "run") -> Attributed:
     """All traced steps: which of them are alike depends on how long each took."""
-    attribution = chopper.attribute(run).whole
+    attribution = pipeline.attribute(run).whole
     levels: tuple[Level, ...] = ("phase", "layer", "op", "kernel")
     for level in levels:
         assert sum(g.time_ns for g in attribution.by(level)) == attribution.observed_ns
@@ -122,7 +123,7 @@ def test_time_before_gradients_are_zeroed_is_not_of_the_optimizer(marked):
             optimizer.step()
             if marked:
                 prof.step()
-    found = chopper.attribute("run").whole.by("phase")
+    found = pipeline.attribute("run").whole.by("phase")
     waited = {g.key: g.causes.get("idle.preparation.python", 0) for g in found}
     assert waited["between"] >= _STEPS * _WAIT_S * 1e9
 

@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import chopper
+from chopper import pipeline
 from chopper.storage.run import Run
 from tests.recording.make import TRACE_ONLY, findings_of, names_of, trace_of, traced_of
 
@@ -134,10 +135,10 @@ def test_a_backward_that_is_differentiated_is_no_recomputation(checkpoints):
             (gradient,) = torch.autograd.grad(y, x, create_graph=True)
             (y + gradient.pow(2).sum()).backward()
             optimizer.step()
-    phases = {group.key for group in chopper.attribute("run").by("phase")}
+    phases = {group.key for group in pipeline.attribute("run").by("phase")}
     assert "backward" in phases
     assert ("recompute" in phases) == checkpoints
-    assert [f.code for f in chopper.attribute("run").findings].count("trace.double_backward") == 1
+    assert [f.code for f in pipeline.attribute("run").findings].count("trace.double_backward") == 1
 
 
 def test_calls_of_modules_are_torchs_own_when_no_trace_is_taken(task):

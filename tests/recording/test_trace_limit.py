@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import chopper
+from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.recording.budget import EVENTS, SECONDS, TraceBudget
 from chopper.recording.options import Window
@@ -106,7 +107,7 @@ def test_a_step_that_is_too_large_alone_is_traced_in_part(task):
     assert events_of("run") < 4 * EVENTS * limit
     assert "the trace ended within step 0 at about" in finding()
     assert "it holds no complete step" in finding()
-    assert chopper.attribute("run").observed_ns > 0
+    assert pipeline.attribute("run").observed_ns > 0
 
 
 def test_a_raised_limit_is_a_larger_trace(task):

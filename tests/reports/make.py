@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.api import AttributedRun
+from chopper.analyzers.attributed import Attributed
 from chopper.attribution import Basis, RankSummary
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
@@ -183,7 +183,7 @@ class _Program:
         self.size = len(rows)
 
 
-def make(shape: Shape | None = None, source: str = "runs/synthetic") -> AttributedRun:
+def make(shape: Shape | None = None, source: str = "runs/synthetic") -> Attributed:
     """Build the run and its attribution."""
     shape = shape or Shape()
     program = _Program(shape)

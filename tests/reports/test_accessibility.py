@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import chopper
-from chopper import reports
+from chopper import pipeline, reports
 from chopper.analyzers.compare.history import judge
 from chopper.analyzers.compare.runs import compare
 from chopper.causes import CAUSES, PHASE_COLORS
@@ -88,8 +87,8 @@ def _of_comparison(_folder: Path) -> str:
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "run": lambda _: reports.render(make(Shape(ranks=4, steps=3, layers=1)), "html"),
-    "recorded run": lambda _: reports.render(chopper.attribute(FSDP2), "html"),
-    "clocks": lambda _: reports.render(chopper.attribute(DVFS), "html"),
+    "recorded run": lambda _: reports.render(pipeline.attribute(FSDP2), "html"),
+    "clocks": lambda _: reports.render(pipeline.attribute(DVFS), "html"),
     "snapshot": _of_snapshot,
     "comparison": _of_comparison,
     "whatif": lambda folder: _written(folder, "whatif", FSDP2),
@@ -176,7 +175,7 @@ def test_a_snapshot_says_in_text_what_it_holds(tmp_path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(snapshot()))
     for format in ("txt", "md"):
-        text = reports.render(chopper.attribute(path), format)
+        text = reports.render(pipeline.attribute(path), format)
         assert "Memory segments: " in text
         assert "--view memory_segments" in text
 

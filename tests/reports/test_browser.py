@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import chopper
-from chopper import reports
+from chopper import pipeline, reports
 from tests.analyzers.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 from tests.waiting import PATIENCE_S, until
@@ -332,7 +331,7 @@ def test_detailed_tables_show_names_and_commands_as_text(opened) -> None:
 @pytest.fixture(scope="module")
 def replayable(tmp_path_factory) -> Path:
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(reports.render(chopper.attribute(run(late_second_launch())), "html"))
+    path.write_text(reports.render(pipeline.attribute(run(late_second_launch())), "html"))
     return path
 
 

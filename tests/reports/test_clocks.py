@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import chopper
-from chopper import reports
+from chopper import pipeline, reports
 from chopper.analyzers.attributed import Attributed
 from chopper.reports import clocks, series, timeline
 from chopper.reports.export import export
@@ -132,7 +131,7 @@ def test_a_clock_whose_reasons_nobody_recorded_is_held_by_nothing_that_is_known(
 ) -> None:
     run, clocks = throttled(tmp_path, reasons=None)
     put_table(run, 0, "device_clock", clocks)
-    bare = chopper.attribute(run)
+    bare = pipeline.attribute(run)
     made = section_of(bare)
     assert made is not None
     assert Fact(label="Clock limited by", value="–", note="no reasons were recorded") in tiles(made)
@@ -268,7 +267,7 @@ def test_thinning_keeps_the_holes() -> None:
 
 
 def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attributed) -> None:  # noqa: F811
-    from chopper.api import attribute
+    from chopper.pipeline import attribute
     from chopper.storage import manifest as m
     from chopper.storage.run import Run
 

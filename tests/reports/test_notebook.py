@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import chopper
+from chopper import pipeline
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.network import network
 from chopper.analyzers.estimates.training import Training
@@ -93,7 +94,7 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
         baseline=None,
         variants=[VariantPlan(name="a", summary="variant a", runs=[])],
     )
-    replayable = chopper.attribute(recorded(late_second_launch()))
+    replayable = pipeline.attribute(recorded(late_second_launch()))
     throughput = Throughput(tokens_per_s=9, source="test")
     spent = cost(throughput, prices=prices.load(), price_per_hour=priced)
     return {

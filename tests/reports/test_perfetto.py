@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import chopper
+from chopper import pipeline
 from chopper.attribution import Attribution
 from chopper.errors import InputError
 from chopper.reports.export import export
@@ -58,13 +59,13 @@ def imported(timeline: Path, *options: str | Path) -> None:
 
 
 def check_round_trip(source: Any, folder: Path, **options: Any) -> None:
-    run = chopper.attribute(source, **options)
+    run = pipeline.attribute(source, **options)
     (timeline,) = export(run, "perfetto", folder / "timeline")
     imported(timeline, "-o", folder / "imported")
     wanted = everything(run)
     assert wanted["pieces"].num_rows
     for again in (folder / "timeline", folder / "imported"):
-        found = everything(chopper.attribute(again))
+        found = everything(pipeline.attribute(again))
         for name, value in wanted.items():
             assert found[name] == value, (name, again)
 
@@ -88,7 +89,7 @@ def test_a_real_trace_comes_back_from_its_timeline(
 @pytest.fixture(scope="module")
 def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("timeline")
-    (path,) = export(chopper.attribute(OWN / "model-cuda"), "perfetto", folder)
+    (path,) = export(pipeline.attribute(OWN / "model-cuda"), "perfetto", folder)
     return path
 
 
@@ -96,9 +97,9 @@ def test_reports_and_queries_are_the_same(timeline: Path, tmp_path: Path) -> Non
     sql = "SELECT rank, cause, sum(time_ns) AS ns FROM piece GROUP BY ALL ORDER BY ALL"
     assert chopper.query(timeline, sql) == chopper.query(OWN / "model-cuda", sql)
     imported(timeline, "-o", tmp_path / "run", "--device", "h200")
-    on_h200 = chopper.attribute(OWN / "model-cuda", device="h200")
+    on_h200 = pipeline.attribute(OWN / "model-cuda", device="h200")
     assert chopper.query(tmp_path / "run", sql) == chopper.query(on_h200, sql)
-    said = chopper.load(tmp_path / "run").part(1).stated_device
+    said = pipeline.read(tmp_path / "run").part(1).stated_device
     assert said is not None
     assert said.name.startswith("NVIDIA H200")
 
@@ -114,7 +115,7 @@ def test_other_files_beside_a_timeline_are_refused(timeline: Path, tmp_path: Pat
     copy = tmp_path / "other.json.gz"
     copy.write_bytes(timeline.read_bytes())
     with pytest.raises(InputError, match=r"carries a whole run.*name it alone, without .*other"):
-        chopper.load([timeline, copy])
+        pipeline.read([timeline, copy])
 
 
 def _damaged(timeline: Path, target: Path, pattern: bytes, by: bytes) -> Path:
@@ -141,19 +142,19 @@ def test_a_damaged_timeline_is_one_clear_line(timeline: Path, tmp_path: Path) ->
     cut = tmp_path / "cut.json.gz"
     cut.write_bytes(timeline.read_bytes()[:9000])
     with pytest.raises(InputError, match="ends within the run that it carries; export the run"):
-        chopper.load(cut)
+        pipeline.read(cut)
     bad = _damaged(timeline, tmp_path / "bad.json", rb'manifest.json":"....', b'manifest.json":"#!')
     with pytest.raises(InputError, match=r"that it carries is damaged .*; export the run again"):
-        chopper.load(bad)
+        pipeline.read(bad)
     table = rb'(device_event.parquet":".{400}).'
     flip = _damaged(timeline, tmp_path / "flip.json", table, rb"\g<1>/")
     with pytest.raises(InputError, match=r"flip.json: the checksum of the run .* is damaged; expo"):
-        chopper.load(flip)
+        pipeline.read(flip)
     last = tmp_path / "last.json"
     trace = json.loads(gzip.decompress(timeline.read_bytes()))
     last.write_text(json.dumps({"traceEvents": trace.pop("traceEvents"), **trace}))
     with pytest.raises(InputError, match=r"last.json: carries a run, but not at its beginning"):
-        chopper.load(last)
+        pipeline.read(last)
 
 
 EVENTS = "rank-00000/device_event.parquet"
@@ -241,7 +242,7 @@ def test_a_forged_timeline_is_one_clear_line(
 ) -> None:
     forged = _forged(timeline, tmp_path / "forged.json", change)
     with pytest.raises(InputError, match=f"forged.json(: |, ){message}"):
-        chopper.load(forged)
+        pipeline.read(forged)
 
 
 def test_a_forged_table_is_refused_whatever_may_be_unpacked(
@@ -254,4 +255,4 @@ def test_a_forged_table_is_refused_whatever_may_be_unpacked(
         lambda files: files.update({EVENTS: _parquet(ONE_COLUMN)}),
     )
     with pytest.raises(InputError, match=f"forged.json: {EVENTS} .* is damaged; export"):
-        chopper.load(forged)
+        pipeline.read(forged)

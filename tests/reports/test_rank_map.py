@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.reports.rank_map import figure
 from chopper.reports.run import page as page_of
 from chopper.reports.story import Story
@@ -27,7 +27,7 @@ __all__ = ["browser"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("ranks") / "run"
     write(simulate(Plan(ranks=4, hybrid=True)), folder)
-    return chopper.attribute(folder)
+    return pipeline.attribute(folder)
 
 
 def _with(run: Any, groups: list[dict[str, Any]]) -> Any:

@@ -6,12 +6,12 @@ import re
 import pytest
 
 from chopper import reports
-from chopper.api import AttributedRun
+from chopper.analyzers.attributed import Attributed
 from chopper.causes import LEAVES
 from chopper.claims import finding
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
-from chopper.reports import run, to_markdown, to_text
+from chopper.reports import document, run, to_markdown, to_text
 from chopper.reports.labels import advice, color, ink
 from chopper.reports.page import Cell, Fact, Facts, Item, Items, Page, Table
 from chopper.reports.story import Story, step_sentences
@@ -64,7 +64,7 @@ def evil():
     ranks = [dataclasses.replace(r, device=_EVIL, label=_EVIL + str(r.rank)) for r in made.ranks]
     groups = {level: made.by(level) for level in ("op", "kernel", "phase", "layer")}
 
-    class Evil(AttributedRun):
+    class Evil(Attributed):
         def by(self, level):
             found = groups.get(level)
             if found is None:
@@ -233,7 +233,7 @@ def test_json_is_the_documented_form() -> None:
     import json
 
     out = json.loads(reports.render(EXACT, "json"))
-    assert out == EXACT.to_dict()
+    assert out == document(EXACT)
     assert sum(c["time_ns"] for c in out["causes"] if c["id"] in LEAVES) == out["observed_ns"]
 
 

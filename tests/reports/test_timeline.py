@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.replay.replay import replay_or_reason
 from chopper.reports import timeline
 from chopper.reports.lanes import exclusive, levels_of
@@ -134,7 +134,7 @@ def test_the_state_lane_agrees_with_the_pieces() -> None:
 
 def test_the_critical_path_is_a_lane_and_marks_what_lies_on_it() -> None:
     # The device is done long before the second launch: the path goes over the host.
-    attribution = chopper.attribute(run(late_second_launch()))
+    attribution = pipeline.attribute(run(late_second_launch()))
     lanes = timeline.build(attribution, replay=replay_or_reason(attribution))
     assert lanes.path
     (window,) = lanes.windows

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline, reports
+from chopper.analyzers.attributed import Attributed
 from chopper.attribution import FIRST, Outside, StepKind
 from chopper.causes import LEAVES
 from chopper.reports import render
 from chopper.reports.story import Story
 from chopper.reports.verdict import class_of, verdict
+from tests.attributing import verdict_of
 from tests.kineto_writer import Trace
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.plan import Dose, Plan
@@ -23,9 +25,9 @@ from tests.known_causes.model.writer import write
 MS = 1_000_000
 
 
-def modelled(folder: Path, plan: Plan) -> chopper.Attribution:
+def modelled(folder: Path, plan: Plan) -> Attributed:
     write(simulate(plan), folder)
-    return chopper.attribute(folder)
+    return pipeline.attribute(folder)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def modelled(folder: Path, plan: Plan) -> chopper.Attribution:
     ],
 )
 def test_the_planted_cause_comes_first(tmp_path: Path, name: str, plan: Plan, start: str) -> None:
-    found = modelled(tmp_path / "run", plan).verdict
+    found = verdict_of(modelled(tmp_path / "run", plan))
     assert (found.name, found.unit) == (name, "step")
     assert found.sentence.startswith(start)
     assert (found.share_ratio or 0) > 1 / 3
@@ -52,13 +54,13 @@ def test_the_planted_cause_comes_first(tmp_path: Path, name: str, plan: Plan, st
 
 def test_a_third_of_the_time_that_can_be_got_back_comes_before_compute(tmp_path: Path) -> None:
     """Data takes 12 ms beside 18 ms of the same job: compute takes longer, and is no bound."""
-    found = modelled(tmp_path / "run", Plan(data=Dose(12 * MS))).verdict
+    found = verdict_of(modelled(tmp_path / "run", Plan(data=Dose(12 * MS))))
     assert found.sentence.startswith("Data-bound: ")
     assert " is computing" in found.sentence
 
 
 def test_good_news_are_a_verdict(tmp_path: Path) -> None:
-    sentence = modelled(tmp_path / "run", Plan(ahead=True)).verdict.sentence
+    sentence = verdict_of(modelled(tmp_path / "run", Plan(ahead=True))).sentence
     assert "of the step is spent computing" in sentence
     assert "of the communication is hidden" in sentence
     assert "at peak, model math would take" in sentence
@@ -73,9 +75,9 @@ def test_every_leaf_belongs_to_a_class() -> None:
 
 def test_all_forms_say_the_same(tmp_path: Path) -> None:
     run = modelled(tmp_path / "run", Plan(data=Dose(30 * MS)))
-    sentence = run.verdict.sentence
+    sentence = verdict_of(run).sentence
     assert json.loads(render(run, "json"))["verdict"]["sentence"] == sentence
-    assert run.to_dict()["verdict"]["largest_causes"][0]["cause"] == "idle.preparation.data"
+    assert reports.document(run)["verdict"]["largest_causes"][0]["cause"] == "idle.preparation.data"
     one_line = {format: " ".join(render(run, format).split()) for format in ("txt", "md")}
     assert sentence in one_line["txt"]
     assert sentence in one_line["md"]
@@ -90,12 +92,12 @@ def test_where_no_action_is_certain_the_largest_causes_follow(tmp_path: Path) ->
     for at in (2 * MS, 8 * MS):
         trace.launch("gemm", at, 10_000, kernel_at=at + 20_000, kernel_for=100_000, op=op)
     (tmp_path / "trace.json").write_bytes(trace.encode())
-    text = " ".join(render(chopper.attribute(tmp_path / "trace.json"), "txt").split())
+    text = " ".join(render(pipeline.attribute(tmp_path / "trace.json"), "txt").split())
     assert "No known pattern" not in text
     assert "The largest causes - Framework dispatch" in text
 
 
-def _loop(run: chopper.Attribution, **of_loop: Any) -> str:
+def _loop(run: Attributed, **of_loop: Any) -> str:
     """Return the sentence about a run whose loop has other steps and phases."""
     story = Story(run)
     story.step = replace(story.step, **of_loop)
@@ -188,7 +190,7 @@ def test_one_long_call_of_the_driver_is_start_up(tmp_path: Path) -> None:
             at += 150 * MS // 20 * index + 660 * MS - 120 * MS
         trace.launch("gemm", at, long, kernel_at=at + long, kernel_for=MS, op=op)
     (tmp_path / "trace.json").write_bytes(trace.encode())
-    found = chopper.attribute(tmp_path / "trace.json").verdict
+    found = verdict_of(pipeline.attribute(tmp_path / "trace.json"))
     assert found.name == "startup"
     assert "one cudaLaunchKernel call of 700 ms" in found.sentence
     assert "of the rest" in found.sentence
@@ -203,13 +205,13 @@ def test_a_trace_that_is_cut_says_so_first(tmp_path: Path) -> None:
         trace.launch("gemm", at + 2 * MS, 9_000, kernel_at=at + 3 * MS, kernel_for=MS, op=op)
     whole = trace.encode()
     (tmp_path / "trace.json").write_bytes(whole[: whole.rindex(b'"dur"')])
-    sentence = chopper.attribute(tmp_path / "trace.json").verdict.sentence
+    sentence = verdict_of(pipeline.attribute(tmp_path / "trace.json")).sentence
     assert sentence.startswith("The trace is cut short and lost kernel records of whole steps; ")
 
 
 def test_a_run_without_a_trace_cannot_be_told(tmp_path: Path) -> None:
     log = "timestamp, index, power.draw [W]\n2026/11/27 10:00:00.000, 0, 300.00 W\n"
     (tmp_path / "power.csv").write_text(log)
-    found = chopper.attribute(tmp_path / "power.csv").verdict
+    found = verdict_of(pipeline.attribute(tmp_path / "power.csv"))
     assert (found.name, found.share_ratio) == ("unknown", None)
     assert found.sentence.startswith("Cannot be told: there is telemetry but no kernel trace.")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import chopper
-from chopper import addresses, limits
+from chopper import addresses, limits, pipeline
 from chopper.addresses import message_without_secrets, remember, without_secrets
 from chopper.errors import InputError, OutputError, RunFormatError
 from chopper.storage import manifest as m
@@ -119,7 +119,7 @@ def test_secrets_are_nowhere(hostile: Any, tmp_path: Path) -> None:
         f"Basic {base64.b64encode(f'me:{SECRET}'.encode()).decode()}"
     }
     with pytest.raises(InputError) as caught:
-        chopper.load(f"{hostile(status=500, user=f'me:{SECRET}@')}?{SECRET}")
+        pipeline.read(f"{hostile(status=500, user=f'me:{SECRET}@')}?{SECRET}")
     shown: BaseException | None = caught.value
     while shown is not None:
         assert SECRET not in str(shown)
@@ -195,7 +195,7 @@ def test_a_download_leaves_half_of_the_disk(
 
 def test_redirections_stay_on_the_server(hostile: Any, tmp_path: Path) -> None:
     to = hostile()
-    assert chopper.load(hostile(status=302, to=to.partition(hostile.place)[2])).ranks
+    assert pipeline.read(hostile(status=302, to=to.partition(hostile.place)[2])).ranks
     with serving(SECRET.encode()) as other:
         elsewhere = hostile(status=307, to=other(), user="me:pw12345@")
         line = run("analyze", elsewhere).line
@@ -295,8 +295,8 @@ def test_runs_and_patterns_come_over_http(tmp_path: Path, monkeypatch: pytest.Mo
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{served.server_address[1]}"
-        assert len(chopper.load(f"{base}/rank*.json").ranks) == 2
-        assert len(chopper.load(f"{base}/run/").ranks) == 2
+        assert len(pipeline.read(f"{base}/rank*.json").ranks) == 2
+        assert len(pipeline.read(f"{base}/run/").ranks) == 2
         counted = run("query", f"{base}/run/", "SELECT count(*) n FROM device_event")
         there = run("query", str(tmp_path / "www" / "run"), "SELECT count(*) n FROM device_event")
         assert (counted.code, counted.out) == (0, there.out)
@@ -330,7 +330,7 @@ def test_where_no_run_is_nothing_is_removed(
 
 def test_a_run_that_another_program_copied_is_read_and_not_replaced(s3: Any, made: Path) -> None:
     s3.put(f"{made}/", "bucket/old/", recursive=True)
-    assert chopper.load(f"{BUCKET}/old").ranks == [0]
+    assert pipeline.read(f"{BUCKET}/old").ranks == [0]
     words = ("import", str(made.parent / "rank0.json"), "-o", f"{BUCKET}/old")
     names = s3.find("bucket/old")
     for options in ((), ("--force",)):
@@ -365,7 +365,7 @@ def test_of_two_uploads_at_once_one_whole_run_results(s3: Any, tmp_path: Path) -
             thread.join()
         assert "done" in ended
         forget()
-        assert len(chopper.load(place).ranks) in (1, 3)
+        assert len(pipeline.read(place).ranks) in (1, 3)
         (copy,) = remote.here([place])
         assert any(same_files(Path(copy), folder) for folder in runs)
 

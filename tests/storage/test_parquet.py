@@ -16,12 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chopper.api import attribute, load, query
+from chopper import reports
+from chopper.api import query
 from chopper.engines import Engine
 from chopper.engines.processes import Processes
 from chopper.engines.serial import Serial
 from chopper.errors import InputError, OutputError
 from chopper.ingest import write_run
+from chopper.pipeline import attribute
+from chopper.pipeline import read as load
 from chopper.storage import manifest, parquet
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
@@ -104,7 +107,7 @@ def test_an_analysis_reads_the_files_and_no_trace(
         run = attribute(of_files, engine=used)
         for name in VIEWS:
             assert view(run, name).equals(view(whole, name)), name
-    said = [{**r.to_dict(), "run": ""} for r in (run, whole)]
+    said = [{**reports.document(r), "run": ""} for r in (run, whole)]
     assert said[0] == said[1]
     assert run.pieces.equals(whole.pieces)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.errors import InputError, OutputError
 from chopper.storage import remote
 from chopper.storage import web as web_files
@@ -58,31 +58,31 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("address", ["/job/rank*.json*", "/job", "/job/"])
 def test_traces_of_a_bucket_are_those_of_the_disk(s3: Any, traces: Path, address: str) -> None:
     s3.put(f"{traces}/", "bucket/job/", recursive=True)
-    away = chopper.attribute(BUCKET + address)
-    assert same(away, chopper.attribute(traces))
+    away = pipeline.attribute(BUCKET + address)
+    assert same(away, pipeline.attribute(traces))
     assert away.source == BUCKET + address
 
 
 def test_what_did_not_change_is_not_fetched_again(s3: Any, traces: Path) -> None:
     s3.put(str(traces / "rank0.json"), "bucket/one.json")
-    chopper.load(f"{BUCKET}/one.json")
+    pipeline.read(f"{BUCKET}/one.json")
     copy = Path(*remote.here([f"{BUCKET}/one.json"]))
     before = copy.stat().st_ino
     forget()
-    chopper.load(f"{BUCKET}/one.json")
+    pipeline.read(f"{BUCKET}/one.json")
     assert copy.stat().st_ino == before
     forget()
     s3.put(str(traces / "rank1.json.gz"), "bucket/one.json")
-    chopper.load(f"{BUCKET}/one.json")
+    pipeline.read(f"{BUCKET}/one.json")
     assert copy.read_bytes() == (traces / "rank1.json.gz").read_bytes()
 
 
 def test_files_that_are_gone_are_not_read(s3: Any, traces: Path) -> None:
     s3.put(f"{traces}/", "bucket/job/", recursive=True)
-    assert len(chopper.load(f"{BUCKET}/job").ranks) == 2
+    assert len(pipeline.read(f"{BUCKET}/job").ranks) == 2
     forget()
     s3.rm("bucket/job/rank1.json.gz")
-    assert len(chopper.load(f"{BUCKET}/job").ranks) == 1
+    assert len(pipeline.read(f"{BUCKET}/job").ranks) == 1
 
 
 def test_a_run_is_written_and_read_at_an_address(s3: Any, traces: Path, tmp_path: Path) -> None:
@@ -91,14 +91,14 @@ def test_a_run_is_written_and_read_at_an_address(s3: Any, traces: Path, tmp_path
     assert made.code == 0, made.err
     assert made.out.strip() == f"{BUCKET}/runs/job"
     assert f"chopper analyze {BUCKET}/runs/job" in made.err.replace("'", "")
-    assert same(chopper.attribute(f"{BUCKET}/runs/job"), chopper.attribute(traces))
+    assert same(pipeline.attribute(f"{BUCKET}/runs/job"), pipeline.attribute(traces))
     again = run("import", str(traces), "-o", f"{BUCKET}/runs/job", cwd=tmp_path)
     assert again.code == 1
     assert "holds a run already; pass --force" in again.err
     forced = run("import", str(traces / "rank0.json"), "-o", f"{BUCKET}/runs/job", "--force")
     assert forced.code == 0, forced.err
     forget()
-    assert len(chopper.load(f"{BUCKET}/runs/job").ranks) == 1
+    assert len(pipeline.read(f"{BUCKET}/runs/job").ranks) == 1
 
 
 def test_an_import_between_addresses_that_was_killed_goes_on(
@@ -124,7 +124,7 @@ def test_an_import_between_addresses_that_was_killed_goes_on(
     assert len(before) == 2
     assert before.items() <= copies().items()
     assert not [*(tmp_path / "cache").rglob("*.chopper-read")]
-    assert same(chopper.attribute(f"{BUCKET}/runs/job"), chopper.attribute(traces))
+    assert same(pipeline.attribute(f"{BUCKET}/runs/job"), pipeline.attribute(traces))
 
 
 def test_a_run_that_is_copied_in_part_never_looks_whole(
@@ -149,7 +149,7 @@ def test_a_run_that_is_copied_in_part_never_looks_whole(
     s3.pipe(left, b"left")
     remote.check_upload(f"{BUCKET}/runs/half", force=False)
     remote.upload(tmp_path / "run", f"{BUCKET}/runs/half")
-    assert len(chopper.load(f"{BUCKET}/runs/half").ranks) == 2
+    assert len(pipeline.read(f"{BUCKET}/runs/half").ranks) == 2
     assert s3.cat(left) == b"left"
 
 
@@ -193,7 +193,7 @@ def test_a_recording_without_a_step_replaces_no_run_at_an_address(s3: Any, tmp_p
     assert s3.find("bucket/runs/mine") == before
     assert recorded(2, tmp_path / "c").code == 0
     forget()
-    assert chopper.load(address).table(0, "step").num_rows == 2
+    assert pipeline.read(address).table(0, "step").num_rows == 2
     assert len(s3.find("bucket/runs/mine")) == len(before)
 
 
@@ -265,7 +265,7 @@ def test_a_server_that_does_not_answer_to_a_manifest_loses_no_run(
     s3.clear_instance_cache()
     assert outcome.code == (0 if is_written else 1)
     forget()
-    assert len(chopper.load(at).ranks) == (1 if is_written else 2)
+    assert len(pipeline.read(at).ranks) == (1 if is_written else 2)
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
@@ -328,13 +328,13 @@ def test_nodes_are_gathered_from_addresses(s3: Any, tmp_path: Path) -> None:
         s3.put(f"{folder}/", f"bucket/node{number}/", recursive=True)
     outcome = run("gather", f"{BUCKET}/node0", f"{BUCKET}/node1", "-o", f"{BUCKET}/runs/all")
     assert outcome.code == 0, outcome.err
-    assert [p.rank for p in chopper.load(f"{BUCKET}/runs/all").manifest.ranks] == [0, 1, 2, 3]
+    assert [p.rank for p in pipeline.read(f"{BUCKET}/runs/all").manifest.ranks] == [0, 1, 2, 3]
     assert run("gather", f"{BUCKET}/none", "x").line.endswith(f"{BUCKET}/none: not found")
 
 
 def test_what_another_command_copies_stays(s3: Any, traces: Path) -> None:
     s3.put(str(traces / "rank0.json"), "bucket/one.json")
-    chopper.load(f"{BUCKET}/one.json")
+    pipeline.read(f"{BUCKET}/one.json")
     copy = Path(*remote.here([f"{BUCKET}/one.json"]))
     theirs = copy.with_name(".one.json.1-1.part")
     theirs.touch()
@@ -342,7 +342,7 @@ def test_what_another_command_copies_stays(s3: Any, traces: Path) -> None:
     dead.touch()
     os.utime(dead, (0, 0))
     forget()
-    chopper.load(f"{BUCKET}/one.json")
+    pipeline.read(f"{BUCKET}/one.json")
     assert theirs.exists()
     assert not dead.exists()
 
@@ -409,7 +409,7 @@ def test_a_server_that_never_answers_is_one_line(
 
 
 def test_a_file_address_is_a_path(traces: Path) -> None:
-    assert same(chopper.attribute(f"file://{traces}"), chopper.attribute(traces))
+    assert same(pipeline.attribute(f"file://{traces}"), pipeline.attribute(traces))
 
 
 @pytest.mark.parametrize(
@@ -448,14 +448,14 @@ def test_ten_thousand_files_are_too_many(s3: Any, monkeypatch: pytest.MonkeyPatc
     for i in range(3):
         s3.pipe(f"bucket/job/{i}.json", b"{}")
     with pytest.raises(InputError, match="the pattern matches 3 files, expected at most 2"):
-        chopper.load(f"{BUCKET}/job/*.json")
+        pipeline.read(f"{BUCKET}/job/*.json")
 
 
 @pytest.mark.parametrize("name", ["bad.json", "job/bad.json", "a/deep/job/bad.json"])
 def test_a_bad_file_is_named_by_its_address(s3: Any, name: str) -> None:
     s3.pipe(f"bucket/{name}", b"not a trace")
     with pytest.raises(InputError, match=rf"^{BUCKET}/{name}: not JSON"):
-        chopper.load(f"{BUCKET}/{name}")
+        pipeline.read(f"{BUCKET}/{name}")
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
@@ -493,8 +493,8 @@ def web(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def test_a_trace_comes_over_http(web: str, traces: Path) -> None:
     address = f"{web}/rank0.json?signature=a/b".replace("://", "://me:secret@")
-    away = chopper.attribute(address)
-    assert same(away, chopper.attribute(traces / "rank0.json"))
+    away = pipeline.attribute(address)
+    assert same(away, pipeline.attribute(traces / "rank0.json"))
     assert away.source == f"{web}/rank0.json"
 
 
@@ -505,7 +505,7 @@ def test_a_partial_download_is_no_truncated_trace(
     web: str, path: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=rf"^{web}/{path}: {said}"):
-        chopper.load(f"{web}/{path}")
+        pipeline.read(f"{web}/{path}")
     assert not [*(tmp_path / "cache").rglob("*.json"), *(tmp_path / "cache").rglob("*.part")]
 
 
@@ -556,7 +556,7 @@ def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     forget()
     with pytest.raises(InputError, match=r"pip install 'chopper-profiler\[remote\]'"):
-        chopper.load("s3://bucket/trace.json")
+        pipeline.read("s3://bucket/trace.json")
 
 
 def test_a_page_is_not_written_to_an_address() -> None:
@@ -581,7 +581,7 @@ def test_a_recording_is_copied_to_its_address(s3: Any, tmp_path: Path) -> None:
     outcome = process(*words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert f"copied to {BUCKET}/runs/mine" in outcome.err
-    assert chopper.load(f"{BUCKET}/runs/mine").manifest.ranks[0].steps_count == 12
+    assert pipeline.read(f"{BUCKET}/runs/mine").manifest.ranks[0].steps_count == 12
     again = process(*words, cwd=tmp_path)
     assert again.code == 1
     assert "holds a run already; pass --force" in again.err

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.experiments import prepare as preparing
 from chopper.experiments.catalogue import find, options_of, workloads
@@ -287,10 +288,8 @@ def test_however_it_ends_the_run_is_kept_and_nothing_is_left(tmp_path, victim, n
         assert "chopper: rank 1" in messages
         assert "by SIGKILL" in messages
 
-    import chopper
-
-    run = chopper.load(output)
+    run = pipeline.read(output)
     assert run.ranks == [0, 1]
     if number == signal.SIGKILL and victim == "rank":
         assert any("137, as after SIGKILL" in finding.message for finding in run.manifest.findings)
-    assert chopper.attribute(run).observed_ns > 0
+    assert pipeline.attribute(run).observed_ns > 0

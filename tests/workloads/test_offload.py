@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from chopper import pipeline
+
 torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-import chopper  # noqa: E402
 from chopper.analyzers.estimates.memory import memory  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
 from chopper.experiments import prepare as preparing  # noqa: E402
@@ -340,7 +341,7 @@ def measured(tmp_path_factory, request):
     return {
         variant: {
             (m.name, *sorted(m.labels.items())): m.value
-            for m in chopper.load(directory / f"offload:{words}{variant}")
+            for m in pipeline.read(directory / f"offload:{words}{variant}")
             .manifest.ranks[0]
             .measures
         }

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.clock_sensitivity import averaged_readings, estimate
 from chopper.tables import TABLES
 from tests.kineto_writer import Trace
@@ -45,7 +46,7 @@ def mean_clock(kernels: np.ndarray, clocks: np.ndarray) -> np.ndarray:
     return mean
 
 
-def seen(run: chopper.Attribution) -> tuple[np.ndarray, np.ndarray]:
+def seen(run: Attributed) -> tuple[np.ndarray, np.ndarray]:
     """Duration and clock of each kernel by Chopper's own join, in time order."""
     events, factors = run.joined[0].device_event, run.factors[0]
     rows = np.flatnonzero(np.array(events["kind"].to_pylist()) == "kernel")
@@ -59,7 +60,7 @@ def test_the_bound_on_a_real_recording_is_that_of_its_raw_intervals(
 ) -> None:
     file = traces_dir / "rocmprofiledata/matmul.rpd.gz"
     kernels, clocks = raw(file, tmp_path, 0)
-    run = chopper.attribute(file, device="mi250")
+    run = pipeline.attribute(file, device="mi250")
     duration, clock = seen(run)
     assert duration.tolist() == (kernels[:, 1] - kernels[:, 0]).tolist()
     expected = mean_clock(kernels, clocks)
@@ -92,7 +93,7 @@ def test_readings_that_contradict_the_kernels_are_no_clock_of_theirs(
     ratio = np.median(clock[fast]) / np.median(clock[slow])
     assert ratio > 2
     assert np.median(duration[slow]) / np.median(duration[fast]) < 1.1
-    run = chopper.attribute(file, device="mi300x")
+    run = pipeline.attribute(file, device="mi300x")
     np.testing.assert_allclose(seen(run)[1], clock, rtol=1e-3)
     (finding,) = [f for f in run.findings if f.code == "telemetry.clock_averaged"]
     assert finding.severity == "warning"
@@ -100,7 +101,7 @@ def test_readings_that_contradict_the_kernels_are_no_clock_of_theirs(
     assert not any(row.id.startswith("compute.clock") and row.time_ns for row in run.leaves())
 
 
-def recorded(folder: Path, dependence: float) -> chopper.Attribution:
+def recorded(folder: Path, dependence: float) -> Attributed:
     """Twenty products at half the reference clock, then twenty at all of it; no shapes."""
     trace = Trace(platform="rocm", device_name="AMD Instinct MI300X")
     at, base_ns = 1_000_000, 1_000_000
@@ -115,7 +116,7 @@ def recorded(folder: Path, dependence: float) -> chopper.Attribution:
         at += dur
     path = folder / "trace.json"
     path.write_bytes(trace.encode())
-    run = chopper.load(path)
+    run = pipeline.read(path)
     rows = [
         {
             "time_ns": trace.base_ns + time_ns,
@@ -126,7 +127,7 @@ def recorded(folder: Path, dependence: float) -> chopper.Attribution:
         for time_ns, hz in clocks
     ]
     run = run.with_tables({(0, "device_clock"): TABLES["device_clock"].of_rows(rows)})
-    return chopper.attribute(run, device="mi300x")
+    return pipeline.attribute(run, device="mi300x")
 
 
 def test_work_of_unknown_amount_loses_to_the_clock_what_its_own_slope_says(tmp_path: Path) -> None:

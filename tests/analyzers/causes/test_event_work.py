@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.causes.event_work import (
     EventWork,
     event_work,
@@ -218,7 +218,7 @@ def test_graph_replays_without_a_like_are_told_by_their_names() -> None:
 @pytest.mark.parametrize("grids", [True, False])
 def test_hidden_operators_are_found_again(traces_dir: Path, trace: str, grids: bool) -> None:
     """The operators of the first half are hidden: nearly all are found, and none is another's."""
-    run = chopper.load(traces_dir / f"{trace}.json.gz")
+    run = pipeline.read(traces_dir / f"{trace}.json.gz")
     rank = run.ranks[0]
     device = run.table(rank, "device_event")
     links = joined_tables(
@@ -632,7 +632,7 @@ def test_operators_and_attention_count_like_products(tmp_path: Path) -> None:
         q @ q.transpose(-1, -2)
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
     recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-    work = chopper.attribute(tmp_path / "trace.json").work[0]
+    work = pipeline.attribute(tmp_path / "trace.json").work[0]
     scores = 2 * 2 * 4 * 24 * 24 * 16
     assert np.nansum(work.work_flop) == 2 * 8 * 16 * 32 + scores + 2 * scores
 
@@ -651,7 +651,7 @@ def test_operators_and_attention_count_like_products(tmp_path: Path) -> None:
     ],
 )
 def test_unmodelled_time_is_shown_in_full(traces_dir: Path, trace: str) -> None:
-    attribution = chopper.attribute(traces_dir / f"{trace}.json.gz")
+    attribution = pipeline.attribute(traces_dir / f"{trace}.json.gz")
     rows = view(attribution, "unmodelled").to_pylist()
     times = [row["time_ns"] for row in rows]
     assert times == sorted(times, reverse=True)
@@ -681,7 +681,7 @@ SHARES = {
 @pytest.mark.parametrize("trace", SHARES)
 def test_coverage_of_real_traces(traces_dir: Path, trace: str) -> None:
     """Whatever the device: every type has a peak here, so that only the models are tested."""
-    run = chopper.load(traces_dir / f"{trace}.json.gz")
+    run = pipeline.read(traces_dir / f"{trace}.json.gz")
     rank = run.ranks[0]
     links = joined_tables(
         run.table(rank, "host_span"),
@@ -701,8 +701,8 @@ def test_a_resnet50_step_costs_what_it_should(traces_dir: Path) -> None:
     forward = 32 * 2 * 4.089e9
     first = 32 * 2 * 112 * 112 * 64 * 3 * 49
     for name in ("dataloader0", "no-deviceproperties", "toplevel-list"):
-        run = chopper.load(traces_dir / f"kineto/v100-resnet50-{name}-2021.json.gz")
-        attribution = chopper.attribute(run)
+        run = pipeline.read(traces_dir / f"kineto/v100-resnet50-{name}-2021.json.gz")
+        attribution = pipeline.attribute(run)
         links = attribution.links[run.ranks[0]]
         step = links["step_index"].to_numpy(zero_copy_only=False)
         flop = np.nan_to_num(attribution.work[run.ranks[0]].work_flop)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.attribute import RankResult
 from chopper.analyzers.causes.clock import ClockSeries
@@ -190,9 +191,9 @@ def test_a_reference_clock_that_is_not_known_claims_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, tuple[chopper.Attribution, dict[str, Any]]]:
+def measured() -> dict[str, tuple[Attributed, dict[str, Any]]]:
     """The same products on a real H100, on random numbers and on zeros; the clock of each."""
-    runs = {data: chopper.attribute(OWN / f"dvfs_{data}") for data in ("random", "zeros")}
+    runs = {data: pipeline.attribute(OWN / f"dvfs_{data}") for data in ("random", "zeros")}
     product = (pc.field("level") == "op") & (pc.field("name") == "aten::mm")
     return {
         data: (run, view(run, "clocks").filter(product).to_pylist()[0])
@@ -202,7 +203,7 @@ def measured() -> dict[str, tuple[chopper.Attribution, dict[str, Any]]]:
 
 def readings(data: str) -> tuple[np.ndarray, np.ndarray]:
     """Times and clocks of a recording while it was traced, as recorded: held for 100 ms each."""
-    run = chopper.load(OWN / f"dvfs_{data}")
+    run = pipeline.read(OWN / f"dvfs_{data}")
     traced = [row for row in run.table(0, "step").to_pylist() if row["profiled"]][1:]
     clock = run.table(0, "device_clock")
     time = clock["time_ns"].to_numpy()
@@ -259,7 +260,7 @@ def test_a_clock_that_is_told_as_it_is_beside_power_that_is_averaged_counts_each
 
 @pytest.mark.parametrize("data", ["random", "zeros"])
 def test_of_a_reading_that_a_driver_holds_the_first_sample_counts(data: str) -> None:
-    series = ClockSeries.of(chopper.load(OWN / f"dvfs_{data}").table(0, "device_clock"))
+    series = ClockSeries.of(pipeline.read(OWN / f"dvfs_{data}").table(0, "device_clock"))
     assert series is not None
     gap_ms = np.diff(series.time_ns) / 1e6
     assert np.median(gap_ms) == pytest.approx(100, abs=1)

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import pytest
 
 import chopper
-from chopper import reports
+from chopper import pipeline, reports
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import compare
 from chopper.analyzers.findings import of_steps
-from chopper.api import AttributedRun
 from chopper.attribution import Outside
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.reports import comparison, run, story, to_text
@@ -24,7 +24,7 @@ from chopper.reports.export import tables
 from chopper.storage.manifest import Overhead
 from chopper.views import view
 from tests.analyzers.make import table
-from tests.attributing import again
+from tests.attributing import again, recoverable_of
 from tests.comparing import T0_NS, attribution
 from tests.made_runs import put_table
 
@@ -37,7 +37,7 @@ def recorded(
     *,
     profiled: range | None = None,
     phases: Sequence[tuple[str, float, float]] = (),
-) -> AttributedRun:
+) -> Attributed:
     """A run whose steps took so long; in the traced ones half of the time was idle."""
     windows = [round(lengths_ms[i] * MS) for i in traced]
     found = attribution(
@@ -82,7 +82,7 @@ def recorded(
     return again(found)
 
 
-def codes(found: AttributedRun) -> dict[str, str]:
+def codes(found: Attributed) -> dict[str, str]:
     return {f.code: f.message for f in of_steps(found.step_time(), found.findings)}
 
 
@@ -100,7 +100,7 @@ def test_the_median_of_untraced_steps_is_the_step_time() -> None:
     low, high = step.tracing_ci95_ns or (0, 0)
     assert low < 20 * MS < high
     assert "200 % longer (30.0 ms instead of 10.0 ms)" in codes(found)["steps.slowed_by_tracing"]
-    document = found.to_dict()
+    document = reports.document(found)
     assert document["step_time"]["headline_ns"] == 10 * MS
     assert document["observed_ns"] == sum(r.time_ns for r in found.leaves()) == 90 * MS
     shown = reports.render(found, "txt")
@@ -255,7 +255,7 @@ def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
     part = found.of_kind()
     assert part.whole is found
     assert part.observed_ns == 60 * MS == sum(r.time_ns for r in part.leaves())
-    document = part.to_dict()
+    document = reports.document(part)
     assert document["observed_ns"] == 60 * MS
     causes_ns = {"compute.ideal": 70 * MS, "idle.preparation.python": 70 * MS}
     assert document["all_kinds"]["causes_ns"] == causes_ns
@@ -282,7 +282,7 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
-    found = chopper.attribute(tmp_path / "run")
+    found = pipeline.attribute(tmp_path / "run")
     whole = found.whole
     numbers = found.windows["number"].to_pylist()
     assert set(numbers) <= {4, 5, 7}  # a step that lost its core for long is not among them
@@ -335,7 +335,7 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
     assert answer.observed_step_ns == found.observed_ns / len(numbers)
     assert len(answer.attribution.windows) == len(numbers)
     assert any("not counted" in note for note in answer.notes)
-    back = found.recoverable()
+    back = recoverable_of(found)
     assert 0 < (back["compute"].step_ns or 0) <= answer.observed_step_ns
     path_ns = sum(time for _, _, time in chopper.whatif(found).path)
     assert path_ns == pytest.approx(found.observed_ns, rel=0.01)
@@ -426,7 +426,7 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     )
 
 
-def check_outside(found: AttributedRun) -> None:
+def check_outside(found: Attributed) -> None:
     """The steps, what follows the last one, and chopper's own work are all of the recording."""
     (part,) = found.recording.manifest.ranks
     outside, overhead = found.step_time().outside, part.overhead
@@ -438,7 +438,7 @@ def check_outside(found: AttributedRun) -> None:
     assert outside.profiler_ns >= (overhead.close_ns or 0) > 0
 
 
-def check_kinds(found: AttributedRun) -> None:
+def check_kinds(found: Attributed) -> None:
     step = found.step_time()
     kinds = {k.name: k for k in step.kinds}
     assert kinds["training + evaluation"].steps == (6, 13)

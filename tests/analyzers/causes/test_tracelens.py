@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.causes.event_work import EventWork, event_work
 from chopper.analyzers.trace.join import COMMUNICATION, Links
 from chopper.analyzers.work import estimate
@@ -56,7 +56,7 @@ class Joined(NamedTuple):
 
 @cache
 def joined(traces_dir: Path, report: str) -> Joined:
-    run = chopper.load(traces_dir / "tracelens" / f"{report}.json.gz")
+    run = pipeline.read(traces_dir / "tracelens" / f"{report}.json.gz")
     rank = run.ranks[0]
     links = joined_tables(
         run.table(rank, "host_span"),

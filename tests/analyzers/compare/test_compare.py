@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chopper
+from chopper import pipeline
 from chopper.analyzers.causes.step_time import warm_up_steps
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import apportion, compare
@@ -237,8 +238,8 @@ def test_the_verdict_names_what_made_the_difference_and_what_worked_against_it()
 
 
 def test_kernels_are_cut_into_count_and_duration(tmp_path) -> None:
-    a = chopper.attribute(trace(tmp_path / "a.json", adds=1, extra="old"))
-    b = chopper.attribute(trace(tmp_path / "b.json", adds=3, extra="new", matmul_ns=(5_000,)))
+    a = pipeline.attribute(trace(tmp_path / "a.json", adds=1, extra="old"))
+    b = pipeline.attribute(trace(tmp_path / "b.json", adds=3, extra="new", matmul_ns=(5_000,)))
     found = compare(a, b)
     kernels = {k.name: k for k in found.kernels}
     assert (kernels["old"].status, kernels["old"].difference_ns) == ("vanished", -500)

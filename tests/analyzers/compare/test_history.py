@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.compare import history
 from chopper.analyzers.compare.history import (
     ERROR_RATE,
@@ -385,7 +385,7 @@ def test_what_is_kept_of_a_run() -> None:
 
 
 def test_the_machine_during_a_recorded_run_is_kept() -> None:
-    kept = past_run(chopper.attribute(OWN / "fsdp2"))
+    kept = past_run(pipeline.attribute(OWN / "fsdp2"))
     assert kept.work.world_size == 2
     assert kept.cores is not None
     # Cores that the host's sampler saw busy, less those of both ranks.

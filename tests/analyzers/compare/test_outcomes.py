@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.compare.result import Comparison, Outcome, signed
 from chopper.analyzers.compare.runs import compare
 from chopper.reports import comparison as report
@@ -76,7 +76,7 @@ def trained(
 
 
 def compared(a: Run, b: Run) -> Comparison:
-    return compare(*(chopper.attribute(run) for run in (a, b)), allow_different=True)
+    return compare(*(pipeline.attribute(run) for run in (a, b)), allow_different=True)
 
 
 def outcomes(a: Run, b: Run) -> dict[str, Outcome]:

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 import chopper
+from chopper import pipeline
 from chopper.analyzers import actions, detectors
 from chopper.analyzers.actions import Material
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.detectors import (
     Sighting,
     launch_bound,
@@ -39,12 +41,12 @@ MS = 1_000_000
 POWER_CAP = 4
 
 
-def attributed(folder: Path, plan: Plan) -> chopper.Attribution:
+def attributed(folder: Path, plan: Plan) -> Attributed:
     write(simulate(plan), folder)
-    return chopper.attribute(folder)
+    return pipeline.attribute(folder)
 
 
-def found(run: chopper.Attribution) -> list[actions.Action]:
+def found(run: Attributed) -> list[actions.Action]:
     tried = actions.actions(run, Replay(run))
     assert tried.failed == {}
     return tried.ranked
@@ -90,7 +92,7 @@ def test_advice_on_power_caps_names_the_allocators_replay_where_it_applies(
     snapshot = sharded(UNSTEADY_US if unsteady else (5,)).snapshot()
     for name, table in tables_of(snapshot, "here").items():
         write_table(tmp_path / "rank-00000", name, table.to_pydict())
-    run = chopper.attribute(tmp_path)
+    run = pipeline.attribute(tmp_path)
     first = found(run)[0]
     # Two gathers of 30 MiB at a time and a segment of 20: worked out beside the replay's tests.
     said = "12 frees of rank 0 waited for another stream"
@@ -191,7 +193,7 @@ def test_nothing_is_said_where_mending_gives_nothing_back(tmp_path: Path, plan: 
     ],
 )
 def test_actions_of_real_traces(traces_dir: Path, trace: str, name: str) -> None:
-    run = chopper.attribute(traces_dir / trace)
+    run = pipeline.attribute(traces_dir / trace)
     ranked = found(run)
     assert name in [a.detector for a in ranked]
     assert [a.rank_ns for a in ranked] == sorted((a.rank_ns for a in ranked), reverse=True)
@@ -223,7 +225,7 @@ def test_actions_of_real_traces(traces_dir: Path, trace: str, name: str) -> None
 def test_patterns_that_cost_nothing_in_that_trace_are_seen(
     traces_dir: Path, trace: str, name: str, evidence: dict[str, object]
 ) -> None:
-    run = chopper.attribute(traces_dir / trace)
+    run = pipeline.attribute(traces_dir / trace)
     seen = actions.sightings(name, Material(run, Replay(run)))
     assert any(evidence.items() <= s.evidence.items() for s in seen)
 
@@ -237,7 +239,7 @@ def test_patterns_that_cost_nothing_in_that_trace_are_seen(
     ],
 )
 def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
-    run = chopper.attribute(traces_dir / trace)
+    run = pipeline.attribute(traces_dir / trace)
     assert [*actions.sightings("unfused_attention", Material(run, Replay(run)))] == []
 
 
@@ -252,7 +254,7 @@ def test_other_softmaxes_are_no_attention(traces_dir: Path, trace: str) -> None:
 def test_one_step_may_be_a_first_iteration_and_is_claimed_for_nothing_of_the_host(
     traces_dir: Path, trace: str, name: str
 ) -> None:
-    run = chopper.attribute(traces_dir / trace)
+    run = pipeline.attribute(traces_dir / trace)
     tried = actions.actions(run, Replay(run))
     reasons = {action.detector: reason for action, reason in tried.dropped}
     assert "fewer than 3 steps were traced" in reasons[name]
@@ -278,7 +280,7 @@ def test_steps_tell_what_recurs_by_their_count_or_their_numbers(
         call, kernel = at + 630_000, at + 660_000
         trace.launch("gemm", call, 10_000, kernel_at=kernel, kernel_for=200_000, op=op)
     (tmp_path / "trace.json").write_bytes(trace.encode())
-    run = chopper.attribute(tmp_path / "trace.json")
+    run = pipeline.attribute(tmp_path / "trace.json")
     tried = actions.actions(run, Replay(run))
     assert ("allocator_retries" in [a.detector for a in tried.ranked]) is is_claimed
     dropped = [action.detector for action, _ in tried.dropped]
@@ -296,7 +298,7 @@ def test_a_graph_takes_away_launches_and_leaves_the_users_python(tmp_path: Path)
 
 
 def test_the_line_of_the_program_is_named(traces_dir: Path) -> None:
-    run = chopper.attribute(
+    run = pipeline.attribute(
         traces_dir / "tracelens/mi300x-resnet18-train-no-distributedinfo.json.gz"
     )
     [seen] = actions.sightings("allocator_retries", material := Material(run, Replay(run)))
@@ -384,7 +386,7 @@ def test_the_place_of_data_loading_is_the_function_that_takes_the_time(
         call, kernel = at + 710_000, at + 730_000
         trace.launch("gemm", call, 10_000, kernel_at=kernel, kernel_for=200_000, op=op)
     (tmp_path / "trace.json").write_bytes(trace.encode())
-    run = chopper.attribute(tmp_path / "trace.json")
+    run = pipeline.attribute(tmp_path / "trace.json")
     material = Material(run, Replay(run))
     [seen] = actions.sightings("data_loading", material)
     place = actions.where(material, seen)
@@ -398,7 +400,7 @@ def test_a_detector_that_fails_takes_nothing_with_it(
 ) -> None:
     run = attributed(tmp_path / "run", Plan(data=Dose(5 * MS)))
 
-    def fails(run: chopper.Attribution) -> Iterator[Sighting]:
+    def fails(run: Attributed) -> Iterator[Sighting]:
         raise error
 
     monkeypatch.setattr(launch_bound, "launch_bound", fails)
@@ -452,7 +454,7 @@ def test_the_name_of_a_kernel_says_how_its_operands_are_aligned(kernel: str, see
 def test_what_to_try_names_the_precision_that_is_predicted(
     traces_dir: Path, trace: str, other: str, how: str
 ) -> None:
-    run = chopper.attribute(traces_dir / trace)
+    run = pipeline.attribute(traces_dir / trace)
     seen = actions.sightings("reduced_precision", Material(run, Replay(run)))
     [evidence] = [s.evidence for s in seen if s.evidence["now"] == "fp32"]
     assert evidence["other"] == other
@@ -520,6 +522,6 @@ def test_every_detector_declares_itself() -> None:
 
 
 def test_one_step_of_layers_that_repeat_is_no_first_iteration(traces_dir: Path) -> None:
-    run = chopper.attribute(traces_dir / "tracelens/b200-eager-inference-rank0of8.json.gz")
+    run = pipeline.attribute(traces_dir / "tracelens/b200-eager-inference-rank0of8.json.gz")
     tried = actions.actions(run, Replay(run))
     assert [a.detector for a in tried.ranked][:2] == ["python_code", "launch_bound"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers import actions
 from chopper.analyzers.actions import Material
 from chopper.analyzers.detectors import Sighting
@@ -27,7 +27,7 @@ US = 1_000
 
 def material_of(folder: Path, trace: Trace) -> Material:
     (folder / "trace.json").write_bytes(trace.encode())
-    run = chopper.attribute(folder / "trace.json")
+    run = pipeline.attribute(folder / "trace.json")
     return Material(run, Replay(run))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.training import Training
 from chopper.models.architectures import Architecture
@@ -43,7 +43,7 @@ def test_fsdp2_on_two_ranks_within_5_percent(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = view(chopper.attribute(chopper.load(tmp_path / "run")), "memory").to_pylist()
+    rows = view(pipeline.attribute(pipeline.read(tmp_path / "run")), "memory").to_pylist()
     peaks = [row["peak_allocated_bytes"] for row in rows if row["phase"] == "all"]
     assert len(peaks) == 2
     expected = memory(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.events.held_memory import held_memory, source_line
 from tests import command
 from tests.kineto_writer import BASE_NS, Trace
@@ -81,7 +81,7 @@ def write(path: Path, value: Any) -> Path:
 
 @pytest.mark.parametrize("value", [CRASH, AFTER], ids=["at the error", "after it"])
 def test_what_was_held_when_an_allocation_failed(value: Any, tmp_path: Path) -> None:
-    (held,) = held_memory(chopper.load(write(tmp_path / "s.pickle", value)))
+    (held,) = held_memory(pipeline.read(write(tmp_path / "s.pickle", value)))
     assert (held.asked_bytes, held.free_bytes) == (4 * GIB, GIB // 2)
     assert (held.allocated_bytes, held.reserved_bytes) == (9 * GIB, 10 * GIB)
     assert held.peak_bytes == 10 * GIB
@@ -113,7 +113,7 @@ def test_the_first_screen_names_the_crash(tmp_path: Path) -> None:
 def test_unused_memory_that_would_have_been_enough_is_fragmentation(tmp_path: Path) -> None:
     trace = [*HISTORY[:-1], event(5, "oom", 2 * GIB, LOOP, device_free=0)]
     value = snapshot({1: (2 * GIB, MODEL), 2: (6 * GIB, CACHE)}, trace, 11 * GIB)
-    (held,) = held_memory(chopper.load(write(tmp_path / "s.pickle", value)))
+    (held,) = held_memory(pipeline.read(write(tmp_path / "s.pickle", value)))
     assert "3.00 GiB were reserved and unused, but not in one piece" in held.detail
     assert "expandable_segments:True" in held.detail
 
@@ -125,7 +125,7 @@ def test_an_error_beside_a_trace_is_a_finding(tmp_path: Path) -> None:
     made.launch("gemm", 2_000, 500, kernel_at=3_000, kernel_for=70_000, op=op)
     (tmp_path / "t.json").write_bytes(made.encode())
     write(tmp_path / "s.pickle", CRASH)
-    run = chopper.attribute(chopper.load([tmp_path / "t.json", tmp_path / "s.pickle"]))
+    run = pipeline.attribute(pipeline.read([tmp_path / "t.json", tmp_path / "s.pickle"]))
     (found,) = [f for f in run.findings if f.code == "memory.out_of_memory"]
     assert found.severity == "error"
     assert "asked for 4.00 GiB" in found.message
@@ -134,7 +134,7 @@ def test_an_error_beside_a_trace_is_a_finding(tmp_path: Path) -> None:
 
 def test_without_a_history_the_peak_is_unknown(tmp_path: Path) -> None:
     value = snapshot({1: (2 * GIB, MODEL)}, [], 3 * GIB)
-    (held,) = held_memory(chopper.load(write(tmp_path / "s.pickle", value)))
+    (held,) = held_memory(pipeline.read(write(tmp_path / "s.pickle", value)))
     assert held.peak_bytes is None
     assert held.headline.startswith("Tensors on device 0 held 2.00 GiB; 3.00 GiB were reserved")
     assert "The peak is unknown" in held.detail

@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-import chopper
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankInput
-from chopper.api import AttributedRun
 from chopper.storage.manifest import RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.analyzers import make
@@ -49,12 +49,12 @@ def run(given: dict[str, pa.Table]) -> Run:
     return Run(manifest, None, {(0, name): table for name, table in given.items()}, source="made")
 
 
-def two_ranks(*ranks: dict[str, pa.Table]) -> AttributedRun:
+def two_ranks(*ranks: dict[str, pa.Table]) -> Attributed:
     """Attribute the ranks of a job on one host."""
     parts = [RankManifest(rank=r, world_size=len(ranks), hostname="one") for r in range(len(ranks))]
     manifest = RunManifest(chopper_version="0", kind="imported", name="made", ranks=parts)
     made = {(rank, name): t for rank, given in enumerate(ranks) for name, t in given.items()}
-    return chopper.attribute(Run(manifest, None, made, source="made"))
+    return pipeline.attribute(Run(manifest, None, made, source="made"))
 
 
 def late_second_launch() -> dict[str, pa.Table]:

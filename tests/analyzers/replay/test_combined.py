@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import chopper
+from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.replay import Replay
-from chopper.api import AttributedRun
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.plan import Dose, Plan
 from tests.known_causes.model.writer import write
@@ -31,9 +32,9 @@ KNOBS = {
 """Of the model: the cause that each makes, and how much at most."""
 
 
-def attributed(plan: Plan, folder: Path) -> AttributedRun:
+def attributed(plan: Plan, folder: Path) -> Attributed:
     write(simulate(plan), folder)
-    return chopper.attribute(folder)
+    return pipeline.attribute(folder)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 
 import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.graph import COLLECTIVE_WAIT
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.scenario import Base, Scenario
-from chopper.api import AttributedRun
 from tests.analyzers import make
 from tests.analyzers.replay.make import base, run, tables, two_ranks
+from tests.attributing import recoverable_of
 
 MS = 1_000_000
 
@@ -130,7 +131,7 @@ def test_loading_in_the_training_process_takes_its_waits_for_a_core_along() -> N
     loading = make.span(0, 80 * MS, "enumerate(DataLoader)#_Iter.__next__", "annotation")
     told = given(loading, op(80, 100), until=100)
     told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, 60, 40))
-    before = chopper.attribute(run(told))
+    before = pipeline.attribute(run(told))
     assert times(before)["compute.no_peak"] == 8 * MS
     after = times(chopper.whatif(before, fix="data").attribution)
     assert after["compute.no_peak"] == pytest.approx(8 * MS, rel=1e-3)
@@ -147,25 +148,25 @@ def core_wait(*steps: tuple[int | None, int, int, int]) -> pa.Table:
 
 
 @pytest.fixture
-def contended() -> AttributedRun:
+def contended() -> Attributed:
     """100 ms of which the thread ran 80 and waited 20 for a core; half of it between operators."""
     told = given(op(0, 30), op(80, 100), until=100)
     told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, 20, 80))
-    return chopper.attribute(run(told))
+    return pipeline.attribute(run(told))
 
 
 def times(attribution: Attributed) -> dict[str, int]:
     return {c.id: c.time_ns for c in attribution.leaves()}
 
 
-def test_waits_for_a_core_keep_their_label(contended: AttributedRun) -> None:
+def test_waits_for_a_core_keep_their_label(contended: Attributed) -> None:
     found = chopper.whatif(contended)
     assert times(found.attribution) == times(contended)
     assert times(contended)["idle.preparation.core_wait"] == 10 * MS
 
 
 def test_what_is_gone_takes_its_share_of_the_waiting_along(
-    contended: AttributedRun,
+    contended: Attributed,
 ) -> None:
     # 50 of 100 ms are gone, and with them half of the waiting.
     left = times(chopper.whatif(contended, fix="unobserved").attribution)
@@ -175,7 +176,7 @@ def test_what_is_gone_takes_its_share_of_the_waiting_along(
     assert times(chopper.whatif(contended, fix=both).attribution) == left
 
 
-def test_with_a_core_at_once_nothing_waits_for_one(contended: AttributedRun) -> None:
+def test_with_a_core_at_once_nothing_waits_for_one(contended: Attributed) -> None:
     # Of 20 ms, 10 lengthened operators and 10 what lies between them.
     found = chopper.whatif(contended, fix="core-wait")
     assert found.predicted_step_ns == pytest.approx(80 * MS, rel=1e-3)
@@ -190,7 +191,7 @@ def test_with_a_core_at_once_nothing_waits_for_one(contended: AttributedRun) -> 
         assert alone not in left
         assert left[other] == pytest.approx(10 * MS, rel=1e-3)
         assert left["compute.no_peak"] == pytest.approx(40 * MS, rel=1e-3)
-    assert contended.recoverable()["idle.preparation.core_wait"].step_ns == pytest.approx(
+    assert recoverable_of(contended)["idle.preparation.core_wait"].step_ns == pytest.approx(
         10 * MS, rel=1e-3
     )
 
@@ -202,11 +203,11 @@ def test_loading_data_waits_for_a_core_where_it_is_no_sleep(waited: int, ran: in
     loading = make.span(0, 40 * MS, "enumerate(DataLoader)#_Iter.__next__", "annotation")
     told = given(loading, op(50, 70), op(80, 100), until=100)
     told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, waited, ran))
-    found = chopper.whatif(chopper.attribute(run(told)), fix="core-wait")
+    found = chopper.whatif(pipeline.attribute(run(told)), fix="core-wait")
     assert found.predicted_step_ns == pytest.approx((100 - waited) * MS, rel=1e-3)
 
 
-def test_nothing_left_of_a_rank_is_refused(contended: AttributedRun) -> None:
+def test_nothing_left_of_a_rank_is_refused(contended: Attributed) -> None:
     with pytest.raises(chopper.errors.UsageError, match="nothing that rank 0 ran would be left"):
         chopper.whatif(contended, without="mm")
     assert Replay(contended).error_ratio == 0

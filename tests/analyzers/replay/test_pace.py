@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import chopper
 from chopper import pipeline
+from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.pace import host_pace
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import changes_of
@@ -23,12 +24,12 @@ MEASURED_WITHOUT_NS = 9.1e6
 
 
 @pytest.fixture(scope="module")
-def lead() -> chopper.Attribution:
-    return chopper.attribute(LEAD)
+def lead() -> Attributed:
+    return pipeline.attribute(LEAD)
 
 
 def test_a_replay_without_tracing_takes_as_long_as_the_steps_without_a_trace(
-    lead: chopper.Attribution,
+    lead: Attributed,
 ) -> None:
     replay = Replay(lead)
     untraced = lead.step_time().untraced
@@ -44,7 +45,7 @@ def test_a_replay_without_tracing_takes_as_long_as_the_steps_without_a_trace(
 
 
 def test_what_the_device_has_too_much_of_gives_back_what_was_measured(
-    lead: chopper.Attribution,
+    lead: Attributed,
 ) -> None:
     found = chopper.whatif(lead, without="aten::mul_")
     assert found.predicted_step_ns == pytest.approx(MEASURED_WITHOUT_NS, rel=0.15)
@@ -61,7 +62,7 @@ def test_what_the_device_has_too_much_of_gives_back_what_was_measured(
     assert before - after < 0.6 * (16.8e6 - MEASURED_WITHOUT_NS)
 
 
-def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: chopper.Attribution) -> None:
+def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: Attributed) -> None:
     story = stories.Story(lead)
     assert story.idle_scale is not None
     assert story.scale is not None
@@ -85,7 +86,7 @@ def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: chopper.At
     assert first.share_ratio == pytest.approx((row.share_ratio or 0) / story.scale)
 
 
-def test_a_lower_clock_lengthens_the_steps_without_a_trace(lead: chopper.Attribution) -> None:
+def test_a_lower_clock_lengthens_the_steps_without_a_trace(lead: Attributed) -> None:
     """The traced host hides that the device takes longer."""
     found = chopper.whatif(lead, clock="1500MHz")
     assert found.pace == chopper.whatif(lead).pace < 1
@@ -106,7 +107,7 @@ def test_nothing_of_a_clock_is_left_where_it_is_the_reference(change: dict[str, 
 
 
 def test_a_run_on_the_host_has_no_pace() -> None:
-    replay = Replay(chopper.attribute(OWN / "loading"))
+    replay = Replay(pipeline.attribute(OWN / "loading"))
     assert replay.pace == 1
     assert replay.untraced is replay.unmodified
 

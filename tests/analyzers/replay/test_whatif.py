@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import chopper
 from benchmarks.predictions import Prediction, synthetic_cases
 from benchmarks.replay import table
-from chopper import pipeline
+from chopper import pipeline, reports
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import causes_named, changes_of
@@ -20,6 +20,7 @@ from chopper.cli import cli
 from chopper.errors import InputError, UsageError
 from tests.analyzers import make
 from tests.analyzers.replay.make import call, run, tables
+from tests.attributing import recoverable_of
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.plan import Clock, Dose, Plan
 from tests.known_causes.model.writer import write
@@ -34,11 +35,11 @@ def slow_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def attribution(slow_data: Path) -> chopper.Attribution:
-    return chopper.attribute(slow_data)
+def attribution(slow_data: Path) -> Attributed:
+    return pipeline.attribute(slow_data)
 
 
-def test_the_causes_of_the_changed_run_are_its_step_time(attribution: chopper.Attribution) -> None:
+def test_the_causes_of_the_changed_run_are_its_step_time(attribution: Attributed) -> None:
     found = chopper.whatif(attribution, fix="data")
     steps = found.attribution.step_time_ns()
     assert sum(steps) / len(steps) == pytest.approx(found.predicted_step_ns, rel=1e-6)
@@ -49,7 +50,7 @@ def test_the_causes_of_the_changed_run_are_its_step_time(attribution: chopper.At
     assert found.next_bottleneck is not None
 
 
-def test_unchanged_is_what_was_observed(attribution: chopper.Attribution) -> None:
+def test_unchanged_is_what_was_observed(attribution: Attributed) -> None:
     found = chopper.whatif(attribution)
     assert found.predicted_step_ns == found.observed_step_ns
     before = {c.id: c.time_ns for c in attribution.leaves()}
@@ -57,8 +58,8 @@ def test_unchanged_is_what_was_observed(attribution: chopper.Attribution) -> Non
     assert after == before
 
 
-def test_what_data_loading_gives_back_is_in_the_json(attribution: chopper.Attribution) -> None:
-    causes = {c["id"]: c for c in attribution.to_dict()["causes"]}
+def test_what_data_loading_gives_back_is_in_the_json(attribution: Attributed) -> None:
+    causes = {c["id"]: c for c in reports.document(attribution)["causes"]}
     data = causes["idle.preparation.data"]
     assert data["recoverable_step_ns"] == pytest.approx(
         data["time_ns"] / attribution.windows.num_rows, rel=0.05
@@ -69,17 +70,17 @@ def test_what_data_loading_gives_back_is_in_the_json(attribution: chopper.Attrib
 
 
 def test_a_parent_gives_back_at_least_what_its_children_do(
-    attribution: chopper.Attribution,
+    attribution: Attributed,
 ) -> None:
-    back = attribution.recoverable()
+    back = recoverable_of(attribution)
     for row in attribution.causes():
         mine, above = back[row.id].step_ns, back[row.parent].step_ns if row.parent else None
         if mine is not None and above is not None:
             assert above >= mine, row.id
 
 
-def test_recoverable_time_is_what_whatif_predicts(attribution: chopper.Attribution) -> None:
-    back = attribution.recoverable()
+def test_recoverable_time_is_what_whatif_predicts(attribution: Attributed) -> None:
+    back = recoverable_of(attribution)
     for cause in ("idle.preparation.data", "idle", "communication", "compute.efficiency"):
         found = chopper.whatif(attribution, fix=cause)
         saved_ns = found.observed_step_ns - found.predicted_step_ns
@@ -88,13 +89,13 @@ def test_recoverable_time_is_what_whatif_predicts(attribution: chopper.Attributi
         assert back[cause].ci95_ns == tuple(round(v) for v in found.saved_ci95_ns)
 
 
-def test_changes_act_together(attribution: chopper.Attribution) -> None:
+def test_changes_act_together(attribution: Attributed) -> None:
     both = chopper.whatif(attribution, fix="data", faster="gemm=2x").saved_ratio
     assert both > chopper.whatif(attribution, fix="data").saved_ratio
     assert both > chopper.whatif(attribution, faster="gemm=2x").saved_ratio
 
 
-def test_a_clock_at_half_its_frequency_is_slower(attribution: chopper.Attribution) -> None:
+def test_a_clock_at_half_its_frequency_is_slower(attribution: Attributed) -> None:
     peak = chopper.whatif(attribution, clock="reference")
     assert peak.saved_ratio == pytest.approx(0.0, abs=0.01)
     assert chopper.whatif(attribution, clock="990MHz").saved_ratio < -0.1
@@ -103,10 +104,10 @@ def test_a_clock_at_half_its_frequency_is_slower(attribution: chopper.Attributio
 def test_a_step_at_another_clock_lies_in_its_interval(tmp_path: Path) -> None:
     """The truth is the same job simulated at that clock."""
 
-    def job(name: str, *clocks: Clock, steps: int = 4) -> chopper.Attribution:
+    def job(name: str, *clocks: Clock, steps: int = 4) -> Attributed:
         plan = Plan(slow=Dose(2.0), clocks=clocks, steps=steps)
         write(simulate(plan), tmp_path / name)
-        return chopper.attribute(tmp_path / name)
+        return pipeline.attribute(tmp_path / name)
 
     application_clock, level_ns = 2, 150_000_000  # NVML's reason; some three steps
     truth = job("truth", Clock(0.8, application_clock)).step_time_ns()
@@ -127,7 +128,7 @@ def test_a_step_at_another_clock_lies_in_its_interval(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_is_not_called_takes_its_kernels_along(
-    attribution: chopper.Attribution,
+    attribution: Attributed,
 ) -> None:
     found = chopper.whatif(attribution, without="mm")
     assert found.saved_ratio > 0.1
@@ -136,7 +137,7 @@ def test_an_operator_that_is_not_called_takes_its_kernels_along(
 
 
 def test_launched_as_a_graph_each_event_is_still_its_operators(
-    attribution: chopper.Attribution,
+    attribution: Attributed,
 ) -> None:
     found = chopper.whatif(attribution, graphs=True).attribution
 
@@ -150,7 +151,7 @@ def test_launched_as_a_graph_each_event_is_still_its_operators(
     assert {group.key for group in found.by("op")} <= ops
 
 
-def test_graphs_overlap_and_links_are_accepted(attribution: chopper.Attribution) -> None:
+def test_graphs_overlap_and_links_are_accepted(attribution: Attributed) -> None:
     for change in ({"graphs": True}, {"overlap": True}, {"link": "x2"}, {"link": "900GB/s"}):
         assert chopper.whatif(attribution, **change).saved_ratio >= 0, change
 
@@ -204,7 +205,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(change: dict[str, Any], mes
     assert "\n" not in str(refused.value)
 
 
-def test_what_this_run_has_no_data_for_is_refused(attribution: chopper.Attribution) -> None:
+def test_what_this_run_has_no_data_for_is_refused(attribution: Attributed) -> None:
     for change, message in (
         ({"without": "aten::mmm"}, "did you mean aten::mm"),
         ({"faster": "nosuchkernel=2x"}, "matches no kernel"),
@@ -216,10 +217,10 @@ def test_what_this_run_has_no_data_for_is_refused(attribution: chopper.Attributi
 
 def test_device_events_without_launches_cannot_be_replayed() -> None:
     given = tables([], [make.kernel(0, 10), make.kernel(20, 30)], make.steps())
-    attribution = chopper.attribute(run(given))
+    attribution = pipeline.attribute(run(given))
     with pytest.raises(InputError, match="0 of 2 device events have a recorded launch"):
         Replay(attribution)
-    back = attribution.recoverable()
+    back = recoverable_of(attribution)
     assert all(one.step_ns is None and "launch" in str(one.reason) for one in back.values())
 
 
@@ -228,7 +229,7 @@ def test_graphs_without_their_kernels_cannot_be_replayed() -> None:
     spans += [call(at, at + 10, 10 + at, "cudaGraphLaunch") for at in (20, 40, 60)]
     given = tables(spans, [make.kernel(20, 30, correlation_id=1)], make.steps((0, 100)))
     with pytest.raises(InputError, match="3 of 3 graph launches of rank 0 have no kernels"):
-        Replay(chopper.attribute(run(given)))
+        Replay(pipeline.attribute(run(given)))
 
 
 def test_operators_left_out_together_all_stop_waiting() -> None:
@@ -250,7 +251,7 @@ def test_operators_left_out_together_all_stop_waiting() -> None:
         make.kernel(580, 1120, correlation_id=2),
         make.kernel(1170, 1270, correlation_id=3),
     ]
-    attribution = chopper.attribute(run(tables(spans, kernels, make.steps((0, 2000)))))
+    attribution = pipeline.attribute(run(tables(spans, kernels, make.steps((0, 2000)))))
     found = {
         names: chopper.whatif(attribution, without=list(names)).predicted_step_ns
         for names in [("item",), ("nonzero", "item"), ("item", "nonzero")]
@@ -266,7 +267,7 @@ def test_what_was_launched_before_the_trace_stays_before_its_steps() -> None:
         call(510, 520, 1),
     ]
     kernels = [make.kernel(100, 200, stream=8), make.kernel(520, 920, correlation_id=1)]
-    attribution = chopper.attribute(run(tables(spans, kernels, make.steps((0, 1000)))))
+    attribution = pipeline.attribute(run(tables(spans, kernels, make.steps((0, 1000)))))
     found = chopper.whatif(attribution, fix="data")
     assert (found.observed_step_ns, found.predicted_step_ns) == (720, 220)
     assert found.attribution.step_time_ns() == [220]
@@ -285,7 +286,7 @@ def test_causes_of_other_steps_than_predicted_are_said_with_the_number() -> None
     ]
     unlaunched = make.kernel(900, 950, stream=8)
     given = tables(spans, [*kernels, unlaunched], make.steps((0, 1005), (1005, 2000)))
-    found = chopper.whatif(chopper.attribute(run(given)), fix="python")
+    found = chopper.whatif(pipeline.attribute(run(given)), fix="python")
     off = sum(found.attribution.step_time_ns()) / len(found.steps) / found.predicted_step_ns - 1
     said = [note for note in found.notes if note.startswith("the causes of the changed run")]
     assert off < -0.01
@@ -371,7 +372,7 @@ def test_a_prediction_outside_its_bar_is_marked() -> None:
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=n) for n, p in real_traces().items()])
 def test_real_traces_are_given_back_within_one_percent(path: Path) -> None:
-    run = pipeline.attribute(chopper.load(path))
+    run = pipeline.attribute(pipeline.read(path))
     if any(f.code == "trace.no_kernels" for f in run.findings):
         with pytest.raises(InputError, match="kernel records of rank 0 were lost"):
             Replay(run)

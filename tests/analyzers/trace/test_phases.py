@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.causes import CAUSES
 from tests.analyzers.make import joined, span, spans, steps
 from tests.kineto_writer import Trace
@@ -33,7 +33,7 @@ def test_what_a_backward_node_launches_is_backward(tmp_path: Path, node: str) ->
     trace.tid = 99
     trace.launch("gemm_t", 210 * US, 10 * US, kernel_at=230 * US, kernel_for=180 * US, op=op)
     (tmp_path / "trace.json").write_bytes(trace.encode())
-    own = {group.key: group.own_ns for group in chopper.attribute(tmp_path).by("phase")}
+    own = {group.key: group.own_ns for group in pipeline.attribute(tmp_path).by("phase")}
     assert own["forward"] == 90 * US
     assert own["backward"] == 180 * US
 
@@ -48,7 +48,7 @@ def test_a_region_called_forward_backward_is_no_backward_node(tmp_path: Path) ->
     trace.tid = 99
     trace.launch("gemm_t", 210 * US, 10 * US, kernel_at=230 * US, kernel_for=180 * US, op=node)
     (tmp_path / "trace.json").write_bytes(trace.encode())
-    own = {group.key: group.own_ns for group in chopper.attribute(tmp_path).by("phase")}
+    own = {group.key: group.own_ns for group in pipeline.attribute(tmp_path).by("phase")}
     assert own["forward"] == 90 * US
     assert own["backward"] == 180 * US
 
@@ -94,7 +94,7 @@ def test_the_time_in_a_loaders_next_is_the_data_phase(tmp_path: Path) -> None:
         start = at + 440 * US
         trace.launch("gemm", at + 425 * US, 5 * US, kernel_at=start, kernel_for=500 * US, op=op)
     (tmp_path / "trace.json").write_bytes(trace.encode())
-    phases = {group.key: group.causes for group in chopper.attribute(tmp_path).by("phase")}
+    phases = {group.key: group.causes for group in pipeline.attribute(tmp_path).by("phase")}
     assert phases["data"] == {"idle.preparation.data": 2 * 400 * US}
 
 

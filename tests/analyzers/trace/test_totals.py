@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import chopper
 from benchmarks import _synthetic
+from chopper import pipeline
 from chopper.analyzers.trace.totals import LEVELS, Totals, merged, totals_of
 from chopper.attribution import groups_of
 from chopper.causes import Level
 
 
 def test_totals_of_ranks_add_up_to_those_of_all() -> None:
-    run = chopper.attribute(_synthetic.run(2_000, 3))
+    run = pipeline.attribute(_synthetic.run(2_000, 3))
     parts = [
         totals_of(
             run.pieces.filter(run.pieces["rank"].to_numpy() == rank),
@@ -27,7 +27,7 @@ def test_totals_of_ranks_add_up_to_those_of_all() -> None:
 
 
 def test_own_times_are_those_of_the_events_in_windows() -> None:
-    run = chopper.attribute(_synthetic.run(1_500, 1))
+    run = pipeline.attribute(_synthetic.run(1_500, 1))
     events = run.joined[0].device_event.filter(run.links[0]["step_index"].is_valid())
     own = {group.key: (group.own_ns, group.events_count) for group in run.by("kernel")}
     expected = {

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.events.allocator_replay import History, Replay, history_of
 from chopper.analyzers.events.caching_allocator import Block, CachingAllocator, OutOfMemoryError
 from chopper.collectors.snapshot import tables_of
@@ -212,7 +212,7 @@ def test_equal_delays_leave_nothing_to_draw() -> None:
 def rows_of(folder: Path, snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     path = folder / "s.pickle"
     path.write_bytes(pickle.dumps(snapshot))
-    rows: list[dict[str, Any]] = view(chopper.attribute(path), "allocator_replay").to_pylist()
+    rows: list[dict[str, Any]] = view(pipeline.attribute(path), "allocator_replay").to_pylist()
     return rows
 
 
@@ -269,7 +269,7 @@ def test_a_recorded_retry_shows_the_capacity() -> None:
 def test_a_public_snapshot_is_reproduced_to_the_address() -> None:
     folder = Path(os.environ["CHOPPER_TRACES"]) / "memory-snapshots"
     path = folder / "cuda-memory-snapshot-transformer.pickle.gz"
-    recorded, *others = view(chopper.attribute(path), "allocator_replay").to_pylist()
+    recorded, *others = view(pipeline.attribute(path), "allocator_replay").to_pylist()
     # 96 segments, 2 162 requests: all served where they were recorded, none by a new segment.
     assert recorded["error_ratio"] == 0
     assert recorded["same_address_ratio"] == 1

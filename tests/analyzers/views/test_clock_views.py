@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.storage.run import Run
 from chopper.views import view
@@ -31,7 +31,7 @@ def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attributed:
     """Four steps of products at 80 % of the peak; the clock falls after the second."""
     run, clocks = throttled(tmp_path_factory.mktemp("clocked"))
     put_table(run, 0, "device_clock", clocks)
-    return chopper.attribute(run)
+    return pipeline.attribute(run)
 
 
 def throttled(folder: Path, **more: Any) -> tuple[Run, pa.Table]:
@@ -61,7 +61,7 @@ def throttled(folder: Path, **more: Any) -> tuple[Run, pa.Table]:
         )
     path = folder / "trace.json"
     path.write_bytes(trace.encode())
-    run = chopper.load(path)
+    run = pipeline.read(path)
     table = script.samples(200, **{"reasons": {HIGH: 0, LOW: 0x4}, "power_w": 390.0, **more})
     moved = table["time_ns"].to_numpy() + trace.base_ns
     return run, table.set_column(0, table.schema.field("time_ns"), [moved])
@@ -141,7 +141,7 @@ NAMED = ("power_cap", "thermal", "application", "idle_ramp", "host_limited")
 def test_a_log_without_reasons_claims_none(tmp_path: Path) -> None:
     run, clocks = throttled(tmp_path, reasons=None)
     put_table(run, 0, "device_clock", clocks)
-    attribution = chopper.attribute(run)
+    attribution = pipeline.attribute(run)
     for row in view(attribution, "clocks").to_pylist():
         assert [row[f"{label}_ratio"] for label in NAMED] == [None] * len(NAMED)
         assert row["unlabelled_ratio"] == 1
@@ -153,7 +153,7 @@ def test_shares_of_reasons_are_of_the_time_that_has_some(tmp_path: Path) -> None
     """Reasons are read of the throttled steps only: of those all was the power cap."""
     run, clocks = throttled(tmp_path, reasons={LOW: 0x4})
     put_table(run, 0, "device_clock", clocks)
-    (row,) = rows_at(chopper.attribute(run), "phase")
+    (row,) = rows_at(pipeline.attribute(run), "phase")
     fast, slow = IDEAL_NS / 0.8, IDEAL_NS / 0.8 * HIGH / LOW
     assert row["unlabelled_ratio"] == pytest.approx(fast / (fast + slow), rel=0.02)
     assert row["power_cap_ratio"] == pytest.approx(1)
@@ -162,9 +162,9 @@ def test_shares_of_reasons_are_of_the_time_that_has_some(tmp_path: Path) -> None
 
 def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
     run, clocks = throttled(tmp_path)
-    third = chopper.attribute(run).windows.to_pylist()[2]
+    third = pipeline.attribute(run).windows.to_pylist()[2]
     put_table(run, 0, "device_clock", clocks.filter(pc.less(clocks["time_ns"], third["start_ns"])))
-    rows = rows_at(chopper.attribute(run), "step")
+    rows = rows_at(pipeline.attribute(run), "step")
     unknown = ("loss_ns", "loss_error_ns", "at_reference_ns", "clock_mean_hz")
     for name in unknown:
         assert [row[name] is None for row in rows] == [False, False, False, True]
@@ -189,5 +189,5 @@ def test_without_samples_there_are_no_clocks(tmp_path: Path) -> None:
     trace.launch("k", 0, 10, kernel_at=100, kernel_for=50)
     path = tmp_path / "trace.json"
     path.write_bytes(trace.encode())
-    bare = chopper.attribute(path)
+    bare = pipeline.attribute(path)
     assert view(bare, "clocks").num_rows == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views.stragglers import worst
 from chopper.storage import manifest as m
@@ -41,7 +41,7 @@ def attributed(
     ]
     made = {(rank, name): t for rank, tables in enumerate(ranks) for name, t in tables.items()}
     manifest = m.RunManifest(chopper_version="0", kind="imported", name="by hand", ranks=parts)
-    return chopper.attribute(Run(manifest, None, made, source="by hand"))
+    return pipeline.attribute(Run(manifest, None, made, source="by hand"))
 
 
 def recorded(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.events.meter import Meter, meter_of, meter_of_power
 from chopper.storage import manifest as m
@@ -99,7 +99,7 @@ def a_run(
 
 
 def energy_of(run: Run) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = view(chopper.attribute(run), "energy").to_pylist()
+    rows: list[dict[str, Any]] = view(pipeline.attribute(run), "energy").to_pylist()
     return rows
 
 
@@ -420,6 +420,6 @@ def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
 
 
 def test_a_run_without_telemetry_has_no_energy() -> None:
-    attribution: Attributed = chopper.attribute(a_run())
+    attribution: Attributed = pipeline.attribute(a_run())
     assert view(attribution, "energy").schema.names == VIEWS["energy"].arrow.names
     assert view(attribution, "energy").num_rows == 0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.views.memory_determinism import memory_determinism
 from chopper.analyzers.views.memory_steps import memory_steps, similarity
 from chopper.storage.manifest import Device
@@ -45,7 +45,7 @@ def _trace(tmp_path, steps, *, calls=1):
 
 def test_peaks_and_fragmentation_by_phase(tmp_path) -> None:
     steps = [[_MIB, 2 * _MIB, 3 * _MIB, -6 * _MIB]] * 3
-    attribution = chopper.attribute(_trace(tmp_path, steps, calls=2))
+    attribution = pipeline.attribute(_trace(tmp_path, steps, calls=2))
     rows = {r["phase"]: r for r in view(attribution, "memory").to_pylist()}
     assert set(rows) == {"all", "forward", "backward"}
     whole = rows["all"]
@@ -70,7 +70,7 @@ def test_a_total_that_is_not_kept_is_unknown(tmp_path) -> None:
     made.memory(2_000, 512, 0, 0)
     path = tmp_path / "t.json"
     path.write_bytes(made.encode())
-    attribution = chopper.attribute(path)
+    attribution = pipeline.attribute(path)
     (whole, _) = view(attribution, "memory").to_pylist()
     assert whole["peak_allocated_bytes"] is None
     assert whole["fragmentation_ratio"] is None
@@ -90,7 +90,7 @@ def test_without_events_the_readings_speak() -> None:
 def test_equal_steps_are_identical_and_others_are_not(tmp_path) -> None:
     same = [512, 1024, -512, -1024]
     swapped = [1024, 512, -512, -1024]
-    attribution = chopper.attribute(_trace(tmp_path, [same, same, swapped, same]))
+    attribution = pipeline.attribute(_trace(tmp_path, [same, same, swapped, same]))
     steps = view(attribution, "memory_steps").to_pylist()
     assert [s["same_as_previous"] for s in steps] == [None, True, False, False]
     assert steps[0]["sequence"] == steps[1]["sequence"] == steps[3]["sequence"]
@@ -124,7 +124,7 @@ def test_similarity_is_a_symmetric_ratio(a, b) -> None:
 
 def _clocked(tmp_path, steps, clocks):
     """A run whose device clock is sampled four times a step, ± the given deviation."""
-    attribution = chopper.attribute(_trace(tmp_path, steps))
+    attribution = pipeline.attribute(_trace(tmp_path, steps))
     rows = [
         {
             "time_ns": BASE_NS + 100_000 * s + 20_000 * i + 10_000,
@@ -185,7 +185,7 @@ def test_no_correlation_has_a_reason(tmp_path, steps, clocks, reason) -> None:
 
 def test_a_real_trace_allocates_alike_in_every_step(traces_dir) -> None:
     path = traces_dir / "hta" / "v100-ddp-rank1of2-memory-events.json.gz"
-    attribution = chopper.attribute(path)
+    attribution = pipeline.attribute(path)
     rows = {r["device"]: r for r in view(attribution, "memory_determinism").to_pylist()}
     assert rows["device 1"]["identical_ratio"] == 1
     assert rows["device 1"]["distinct_sizes_count"] == 96

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.views.memory_over_time import Growth, memory_growth
 from chopper.storage.manifest import Device, RankManifest, RunManifest
 from chopper.storage.run import Run
 from chopper.tables import TABLES
 from tests import command
+from tests.attributing import verdict_of
 
 MIB = 1 << 20
 STEP_NS = 50_000_000
@@ -47,7 +48,7 @@ def recorded(resident: np.ndarray, *, available: int | None = None) -> list[Grow
         tables[0, "host"] = TABLES["host"].of_rows(host)
     part = RankManifest(rank=0, devices=[Device(device_id=0, name="made")])
     run = Run(RunManifest(kind="recorded", name="made", ranks=[part]), None, tables)
-    return memory_growth(chopper.attribute(run))
+    return memory_growth(pipeline.attribute(run))
 
 
 def test_steady_growth_is_told_with_its_rate_and_what_is_left() -> None:
@@ -98,8 +99,8 @@ def test_a_program_that_keeps_tensors_is_named(kind: str, tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["-o", "run", "--no-trace", "--", sys.executable, "train.py", kind]
     assert command.process("record", *options, cwd=tmp_path).code == 0
-    run = chopper.attribute(chopper.load(tmp_path / "run"))
+    run = pipeline.attribute(pipeline.read(tmp_path / "run"))
     grown = [f.message for f in run.findings if f.code == "memory.growth"]
-    assert ("grows by" in run.verdict.sentence) == (kind == "keeps")
+    assert ("grows by" in verdict_of(run).sentence) == (kind == "keeps")
     assert len(grown) == (kind == "keeps")
     assert all("resident memory of the process grows by" in text for text in grown)

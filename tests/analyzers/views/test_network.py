@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.collectors.fabric import PauseSource, PortSource
 from chopper.collectors.sampler import Sink
 from chopper.storage import manifest as m
@@ -56,7 +56,7 @@ def links_of(ranks: int = 1, **recorded: list[dict[str, Any]]) -> list[dict[str,
         put_table(run, r, "step", steps(*bounds))
     for name, rows in recorded.items():
         put_table(run, 0, name, table(name, rows))
-    found: list[dict[str, Any]] = view(chopper.attribute(run), "links").to_pylist()
+    found: list[dict[str, Any]] = view(pipeline.attribute(run), "links").to_pylist()
     return found
 
 

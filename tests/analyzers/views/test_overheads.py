@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.views import view
 from tests.analyzers.make import kernel, kernels, op, span, spans
 from tests.analyzers.views.test_views import attributed, rows_of
@@ -83,7 +83,7 @@ def test_without_modules_shapes_tell_operations_apart_and_unknown_work_has_a_rea
 def test_on_real_traces_all_computing_time_is_in_it_and_factors_multiply_to_it(
     traces_dir: Path, name: str
 ) -> None:
-    run = chopper.attribute(chopper.load(traces_dir / f"{name}.json.gz"))
+    run = pipeline.attribute(pipeline.read(traces_dir / f"{name}.json.gz"))
     rows = view(run, "overheads").to_pylist()
     assert sum(r["time_ns"] for r in rows) == next(
         c.time_ns for c in run.causes() if c.id == "compute"

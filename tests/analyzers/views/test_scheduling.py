@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import chopper
+from chopper import pipeline
 from chopper.recording.live import StreamTail
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
@@ -31,7 +32,7 @@ def scheduled(seconds: int = 4, **recorded: list[dict[str, Any]]) -> list[dict[s
     put_table(run, 0, "step", steps(*bounds))
     for name, rows in recorded.items():
         put_table(run, 0, name, table(name, rows))
-    found: list[dict[str, Any]] = view(chopper.attribute(run), "scheduling").to_pylist()
+    found: list[dict[str, Any]] = view(pipeline.attribute(run), "scheduling").to_pylist()
     return found
 
 
@@ -131,7 +132,7 @@ def test_the_finding_names_the_working_thread_that_waited_most() -> None:
         put_table(run, 0, "device_event", kernels(kernel(BASE, end)))
         put_table(run, 0, "step", steps((BASE, end)))
         put_table(run, 0, "process_thread", table("process_thread", threads))
-        findings = [f for f in chopper.attribute(run).findings if f.code == "host.cores_taken"]
+        findings = [f for f in pipeline.attribute(run).findings if f.code == "host.cores_taken"]
         assert [f.message.startswith(said or "?") for f in findings] == [True] * bool(said)
 
 
@@ -143,7 +144,7 @@ def test_less_than_a_second_is_refused() -> None:
     put_table(made, 0, "device_event", kernels(kernel(BASE, BASE + S // 2)))
     put_table(made, 0, "step", steps((BASE, BASE + S // 2)))
     put_table(made, 0, "process_thread", table("process_thread", part))
-    (row,) = view(chopper.attribute(made), "scheduling").to_pylist()
+    (row,) = view(pipeline.attribute(made), "scheduling").to_pylist()
     assert "less than a second" in row["reason"]
     assert row["waiting_ratio"] is None
 
@@ -165,8 +166,8 @@ def test_a_real_recording_has_the_ranks_threads(tmp_path: Path) -> None:
             readings += sum(batch["tid"].to_pylist().count(os.getpid()) for batch in read.poll())
             prof.step()
     read.close()
-    run = chopper.load(tmp_path / "run")
-    whole, *threads = view(chopper.attribute(run), "scheduling").to_pylist()
+    run = pipeline.read(tmp_path / "run")
+    whole, *threads = view(pipeline.attribute(run), "scheduling").to_pylist()
     assert whole["thread"] is None
     assert whole["reason"] is None
     (main,) = [row for row in threads if row["tid"] == os.getpid()]

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import chopper
-from chopper import reports
+from chopper import pipeline, reports
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.views.queue_depth import depths
 from chopper.errors import UsageError
@@ -45,7 +44,7 @@ def attributed(
     part.calibration = kept
     tables = {(0, "host_span"): host, (0, "device_event"): device}
     tables |= {(0, key): value for key, value in more.items()}
-    return chopper.attribute(
+    return pipeline.attribute(
         Run(m.RunManifest(kind="imported", name="made", ranks=[part]), None, tables, "made")
     )
 
@@ -594,7 +593,7 @@ def test_operations_equal_tracelens_ops_unique_args(traces_dir: Path, name: str)
         found[1] += float(row["total_direct_kernel_time_sum"])
     ours: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0, 0.0])
     for row in rows_of(
-        chopper.attribute(traces_dir / "tracelens" / f"{name}.json.gz"), "operations"
+        pipeline.attribute(traces_dir / "tracelens" / f"{name}.json.gz"), "operations"
     ):
         keys = (row["input_dims"], row["input_types"], row["concrete_inputs"])
         found = ours[(row["op"], *(json.dumps(json.loads(k)) for k in keys))]

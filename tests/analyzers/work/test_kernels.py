@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.trace import names
 from chopper.analyzers.work import kernels
 from chopper.analyzers.work.kernels import NameSearch
@@ -73,6 +73,6 @@ def test_distinct_names_are_not_searched_one_by_one(
         return one(self, name)
 
     monkeypatch.setattr(NameSearch, "__call__", counted)
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     assert found.observed_ns
     assert not [name for name in searched if name.startswith("thing")]

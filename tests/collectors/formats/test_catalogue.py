@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.causes import LEVELS
 from chopper.collectors.formats.kineto import read_trace
@@ -18,10 +18,10 @@ from chopper.errors import InputError
 
 
 def test_eight_files_are_one_run(traces_dir: Path) -> None:
-    found = chopper.attribute(traces_dir / "param" / "v100-dlrm-8ranks")
+    found = pipeline.attribute(traces_dir / "param" / "v100-dlrm-8ranks")
     assert [r.rank for r in found.ranks] == list(range(8))
     assert [f.code for f in found.findings if f.code.startswith("run.")] == []
-    alone = chopper.attribute(next((traces_dir / "param" / "v100-dlrm-8ranks").glob("worker3*")))
+    alone = pipeline.attribute(next((traces_dir / "param" / "v100-dlrm-8ranks").glob("worker3*")))
     assert found.ranks[3].observed_ns == alone.observed_ns
 
 
@@ -85,8 +85,8 @@ def test_every_damaged_file_is_accounted_for(damaged: Path) -> None:
 
 @pytest.mark.parametrize("name", SAME)
 def test_damage_that_loses_nothing(name: str, traces_dir: Path, damaged: Path) -> None:
-    intact = chopper.attribute(traces_dir / INTACT)
-    found = chopper.attribute(damaged / f"{name}.json.gz")
+    intact = pipeline.attribute(traces_dir / INTACT)
+    found = pipeline.attribute(damaged / f"{name}.json.gz")
     assert found.observed_ns == intact.observed_ns
     assert [(c.id, c.time_ns, c.ci95_ns) for c in found.causes()] == [
         (c.id, c.time_ns, c.ci95_ns) for c in intact.causes()
@@ -96,8 +96,8 @@ def test_damage_that_loses_nothing(name: str, traces_dir: Path, damaged: Path) -
 
 @pytest.mark.parametrize("name", PART)
 def test_damage_that_loses_something(name: str, traces_dir: Path, damaged: Path) -> None:
-    intact = chopper.attribute(traces_dir / INTACT)
-    found = chopper.attribute(damaged / f"{name}.json.gz")
+    intact = pipeline.attribute(traces_dir / INTACT)
+    found = pipeline.attribute(damaged / f"{name}.json.gz")
     _closed(found)
     assert 0 < found.whole.observed_ns <= intact.whole.observed_ns
     assert PART[name] <= _said(found)
@@ -106,7 +106,7 @@ def test_damage_that_loses_something(name: str, traces_dir: Path, damaged: Path)
 @pytest.mark.parametrize("name", NOTHING)
 def test_damage_that_leaves_nothing(name: str, damaged: Path) -> None:
     with pytest.raises(InputError, match=NOTHING[name]):
-        chopper.load(damaged / f"{name}.json.gz")
+        pipeline.read(damaged / f"{name}.json.gz")
 
 
 def _whole_events(text: str) -> list[Any]:

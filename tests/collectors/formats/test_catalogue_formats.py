@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.collectors.formats.readers import KINETO, READERS, reader_of
 from chopper.errors import InputError
 from tests.golden.fetch import catalogue
@@ -49,20 +49,20 @@ REFUSED: dict[str, str] = {
 @pytest.mark.parametrize("file", LOGS)
 def test_what_stands_alone(file: str, traces_dir: Path) -> None:
     table, rows = LOGS[file]
-    assert chopper.load(traces_dir / file).table(0, table).num_rows == rows
+    assert pipeline.read(traces_dir / file).table(0, table).num_rows == rows
 
 
 @pytest.mark.parametrize("file", REFUSED)
 def test_what_is_refused(file: str, traces_dir: Path) -> None:
     with pytest.raises(InputError, match=REFUSED[file]) as caught:
-        chopper.load(traces_dir / file)
+        pipeline.read(traces_dir / file)
     assert "\n" not in str(caught.value)
     assert file in str(caught.value)
 
 
 @pytest.mark.parametrize("file", WITH_LAUNCHES)
 def test_kernels_find_their_launches(file: str, traces_dir: Path) -> None:
-    attribution = chopper.attribute(traces_dir / file)
+    attribution = pipeline.attribute(traces_dir / file)
     assert attribution.links[0]["launch_row"].null_count == 0
     assert attribution.by("op")
 
@@ -104,14 +104,14 @@ def test_every_file_of_the_catalogue_is_accounted_for() -> None:
 
 
 def test_clocks_of_the_only_monitored_gpu_are_joined(traces_dir: Path) -> None:
-    run = chopper.load(traces_dir / "rocmprofiledata/matmul.rpd.gz")
+    run = pipeline.read(traces_dir / "rocmprofiledata/matmul.rpd.gz")
     clocks = run.table(0, "device_clock")
     assert clocks.num_rows == 2 * 15
     assert set(clocks["sm_clock_hz"].to_pylist()) >= {800_000_000, 1_700_000_000}
 
 
 def test_what_a_snapshot_of_a_real_model_held(traces_dir: Path) -> None:
-    run = chopper.load(traces_dir / "memory-snapshots/cuda-memory-snapshot-transformer.pickle.gz")
+    run = pipeline.read(traces_dir / "memory-snapshots/cuda-memory-snapshot-transformer.pickle.gz")
     segments, events = run.table(0, "allocator_segment"), run.table(0, "allocator_event")
     assert segments.num_rows == 96
     # The history, counted backwards from the end, never goes below nothing or above what is held.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.causes.counters import join_counters
 from chopper.collectors.formats import telemetry_csv
 from chopper.collectors.formats.cleaning import integer, number
@@ -191,7 +191,7 @@ FITS = WIDE + '2,"gemm",8,64,64,0x0,4,1,30,500,600\n3,"add",8,64,64,0x0,8,2,0,70
 def test_counters_beside_a_trace_in_a_directory(tmp_path):
     folder = beside(tmp_path, FITS)
     (folder / "smi.csv").write_text("timestamp,power\n1,2\n")  # something else is left alone
-    run = chopper.load(folder)
+    run = pipeline.read(folder)
     found = join_counters(run.table(0, "device_event"), run.table(0, "kernel_counter"))
     names = run.table(0, "device_event")["name"].to_pylist()
     busy: dict[str, list[float]] = {n: [] for n in ("gemm", "add")}
@@ -208,24 +208,24 @@ def test_counters_named_beside_a_trace_stay_in_the_run(tmp_path):
     target.mkdir()
     write_run([folder / "rank0.json", folder / "counters.csv"], target)
     kept = Run.open(target).table(0, "kernel_counter")
-    assert kept.equals(chopper.load(folder).table(0, "kernel_counter"))
+    assert kept.equals(pipeline.read(folder).table(0, "kernel_counter"))
     assert kept.num_rows == 12
 
 
 def test_counters_of_one_of_several_ranks(tmp_path):
-    run = chopper.load(beside(tmp_path, FITS, "counters-rank1.csv", ranks=2))
+    run = pipeline.read(beside(tmp_path, FITS, "counters-rank1.csv", ranks=2))
     assert run.table(0, "kernel_counter").num_rows == 0
     assert run.table(1, "kernel_counter").num_rows == 12
 
 
 def test_counters_of_nobody_knows_which_rank(tmp_path):
     with pytest.raises(InputError, match=r"counters of which rank\? The traces are of 2 ranks"):
-        chopper.load(beside(tmp_path, FITS, ranks=2))
+        pipeline.read(beside(tmp_path, FITS, ranks=2))
 
 
 def test_counters_alone_are_a_trace_where_they_say_when_their_kernels_ran(tmp_path):
     folder = beside(tmp_path)
-    run = chopper.load(folder / "counters.csv")
+    run = pipeline.read(folder / "counters.csv")
     assert run.table(0, "kernel_counter").num_rows
     dispatches = set(run.table(0, "kernel_counter")["dispatch_id"].to_pylist())
     assert run.table(0, "device_event").num_rows == len(dispatches)
@@ -234,17 +234,17 @@ def test_counters_alone_are_a_trace_where_they_say_when_their_kernels_ran(tmp_pa
 def test_counters_alone_without_times(tmp_path):
     folder = beside(tmp_path, NCU_RAW)
     with pytest.raises(InputError, match="alone contain no times"):
-        chopper.load(folder / "counters.csv")
+        pipeline.read(folder / "counters.csv")
 
 
 def test_another_csv_that_is_named(tmp_path):
     folder = beside(tmp_path, "a,b\n1,2\n")
     with pytest.raises(InputError, match="a CSV of an unknown kind"):
-        chopper.load([folder / "rank0.json", folder / "counters.csv"])
+        pipeline.read([folder / "rank0.json", folder / "counters.csv"])
 
 
 def test_damage_is_said_with_the_run(tmp_path):
-    run = chopper.load(beside(tmp_path, FITS.replace("50.5", "much")))
+    run = pipeline.read(beside(tmp_path, FITS.replace("50.5", "much")))
     findings = run.part(0).findings
     assert [f.code for f in findings] == ["counters.damaged"]
 
@@ -253,7 +253,7 @@ def test_damage_is_said_with_the_run(tmp_path):
 def test_numbers_of_dispatches_beyond_64_bits_are_rows_that_cannot_be_read(tmp_path, number):
     text = WIDE.replace('\n1,"add.kd"', f'\n{number},"add.kd"')
     folder = beside(tmp_path, text)
-    run = chopper.load([folder / "rank0.json", folder / "counters.csv"])
+    run = pipeline.read([folder / "rank0.json", folder / "counters.csv"])
     dispatches = set(run.table(0, "kernel_counter")["dispatch_id"].to_pylist())
     assert dispatches == {0}
 

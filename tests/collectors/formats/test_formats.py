@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import chopper
+from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.trace import collectives
 from chopper.analyzers.work import kernels
@@ -66,7 +66,7 @@ def origin(format_: str) -> int:
 
 def test_device_events_are_the_same_in_every_format(written: tuple[str, list[Path]]) -> None:
     format_, files = written
-    run = chopper.load(files)
+    run = pipeline.read(files)
     start = origin(format_)
     expected = [
         (
@@ -90,7 +90,7 @@ def test_device_events_are_the_same_in_every_format(written: tuple[str, list[Pat
 
 def test_ranges_of_torch_become_operators(written: tuple[str, list[Path]]) -> None:
     _, files = written
-    spans = chopper.load(files).table(0, "host_span").to_pylist()
+    spans = pipeline.read(files).table(0, "host_span").to_pylist()
     operators = [s for s in spans if s["category"] == "cpu_op"]
     assert [(s["name"], s["sequence_id"], s["external_id"]) for s in operators] == [
         ("aten::mm", 10, 11),
@@ -108,7 +108,7 @@ def test_ranges_of_torch_become_operators(written: tuple[str, list[Path]]) -> No
 def test_ranges_named_like_steps_are_steps(written: tuple[str, list[Path]]) -> None:
     format_, files = written
     start = origin(format_)
-    assert rows(chopper.load(files), "step", "number", "start_ns", "end_ns", "source") == [
+    assert rows(pipeline.read(files), "step", "number", "start_ns", "end_ns", "source") == [
         (5, start + 1_000_000, start + 1_900_000, "range"),
         (6, start + 2_000_000, start + 2_900_000, "range"),
     ]
@@ -116,7 +116,7 @@ def test_ranges_named_like_steps_are_steps(written: tuple[str, list[Path]]) -> N
 
 def test_the_attribution_closes_and_finds_launches(written: tuple[str, list[Path]]) -> None:
     _, files = written
-    found = chopper.attribute(chopper.load(files))
+    found = pipeline.attribute(pipeline.read(files))
     closed(found)
     assert found.observed_ns == 1_650_000
     assert not [f for f in found.findings if f.code == "event.without_launch"]
@@ -129,13 +129,13 @@ def test_the_attribution_closes_and_finds_launches(written: tuple[str, list[Path
 
 def test_an_imported_run_says_the_same(written: tuple[str, list[Path]], tmp_path: Path) -> None:
     _, files = written
-    before = chopper.attribute(chopper.load(files))
+    before = pipeline.attribute(pipeline.read(files))
     target = tmp_path / "run"
     done = CliRunner().invoke(cli, ["import", *map(str, files), "-o", str(target)])
     assert done.exit_code == 0, done.output
     for file in files:
         file.unlink()
-    after = chopper.attribute(target)
+    after = pipeline.attribute(target)
     assert [(c.id, c.time_ns) for c in after.causes()] == [
         (c.id, c.time_ns) for c in before.causes()
     ]
@@ -146,16 +146,16 @@ def test_packed_databases_are_read(format_: str, tmp_path: Path) -> None:
     (plain,) = WRITERS[format_](tmp_path)
     packed = tmp_path / "packed.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert chopper.attribute(packed).observed_ns == chopper.attribute(plain).observed_ns
+    assert pipeline.attribute(packed).observed_ns == pipeline.attribute(plain).observed_ns
     cut = tmp_path / "cut.gz"
     cut.write_bytes(packed.read_bytes()[:-20])
-    codes = {f.code for f in chopper.attribute(cut).findings}
+    codes = {f.code for f in pipeline.attribute(cut).findings}
     assert "trace.truncated_gzip" in codes
 
 
 def test_which_devices_there_are(written: tuple[str, list[Path]]) -> None:
     format_, files = written
-    devices = chopper.load(files).part(0).devices
+    devices = pipeline.read(files).part(0).devices
     expected = {
         "nsys": (recordings.DEVICE, 108),
         "rpd": (None, None),
@@ -168,7 +168,7 @@ def test_which_devices_there_are(written: tuple[str, list[Path]]) -> None:
 
 def test_nsys_of_several_processes_is_several_ranks(tmp_path: Path) -> None:
     path = recordings.write_nsys(tmp_path / "r.sqlite", small(), pids=(200, 100), inline=True)
-    run = chopper.load(path)
+    run = pipeline.read(path)
     assert run.ranks == [0, 1]
     assert [run.part(r).pid for r in run.ranks] == [200, 100]
     assert [run.part(r).device_id for r in run.ranks] == [0, 1]
@@ -177,7 +177,7 @@ def test_nsys_of_several_processes_is_several_ranks(tmp_path: Path) -> None:
         assert {row["pid"] for row in run.table(rank, "host_span").to_pylist()} == {
             run.part(rank).pid
         }
-    closed(chopper.attribute(run))
+    closed(pipeline.attribute(run))
 
 
 def test_calls_of_another_process_launch_nothing(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_calls_of_another_process_launch_nothing(tmp_path: Path) -> None:
             (recordings.packed(999, 999),),
         )
     db.close()
-    run = chopper.load(path)
+    run = pipeline.read(path)
     calls = [
         r for r in rows(run, "host_span", "pid", "category", "correlation_id") if r[1] == "runtime"
     ]
@@ -204,7 +204,7 @@ def test_nsys_without_a_start_time_counts_from_the_start(tmp_path: Path) -> None
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE TARGET_INFO_SESSION_START_TIME")
     db.close()
-    run = chopper.load(path)
+    run = pipeline.read(path)
     assert "trace.boot_clock" in {f.code for f in run.part(0).findings}
     assert rows(run, "device_event", "start_ns")[0] == (1_050_000,)
 
@@ -221,20 +221,20 @@ def test_whole_graphs_are_said(tmp_path: Path) -> None:
             (2_700_000, 2_800_000, recordings.packed(PID)),
         )
     db.close()
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     closed(found)
     assert "trace.whole_graphs" in {f.code for f in found.findings}
 
 
 @pytest.mark.parametrize("device", [-1, None, (1 << 32) - 1])
 def test_events_of_an_unknown_device_are_device_work(device: int | None, tmp_path: Path) -> None:
-    known = chopper.attribute(recordings.write_nsys(tmp_path / "known.sqlite", small()))
+    known = pipeline.attribute(recordings.write_nsys(tmp_path / "known.sqlite", small()))
     path = recordings.write_nsys(tmp_path / "unknown.sqlite", small())
     with sqlite3.connect(path) as db:
         for table in ("KERNEL", "MEMCPY"):
             db.execute(f"UPDATE CUPTI_ACTIVITY_KIND_{table} SET deviceId = ?", (device,))
     db.close()
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     closed(found)
     assert "device.unknown" in {f.code for f in found.findings}
     sums = [
@@ -246,11 +246,11 @@ def test_events_of_an_unknown_device_are_device_work(device: int | None, tmp_pat
 
 
 def test_rpd_clocks_are_joined_where_their_device_is_certain(tmp_path: Path) -> None:
-    sure = chopper.load(recordings.write_rpd(tmp_path / "one.rpd", small()))
+    sure = pipeline.read(recordings.write_rpd(tmp_path / "one.rpd", small()))
     clocks = sure.table(0, "device_clock")
     assert clocks["sm_clock_hz"].to_pylist()[:2] == [1_502_000_000, 1_502_000_000]
     assert clocks["time_ns"].to_pylist()[:2] == [1_000_000, 1_499_999]
-    two = chopper.load(recordings.write_rpd(tmp_path / "two.rpd", small(), monitored=(0, 1)))
+    two = pipeline.read(recordings.write_rpd(tmp_path / "two.rpd", small(), monitored=(0, 1)))
     assert two.table(0, "device_clock").num_rows == 0
     assert {r[0] for r in rows(two, "counter", "track")} == {"GPU 0", "GPU 1"}
     assert "telemetry.device_unknown" in {f.code for f in two.part(0).findings}
@@ -262,13 +262,13 @@ def test_of_several_gpus_in_rpd_the_one_that_worked_has_the_kernels(tmp_path: Pa
         rises = [(at * 500_000, (at + 1) * 500_000, str(400 * at)) for at in range(1, 6)]
         db.executemany("INSERT INTO rocpd_monitor VALUES ('gpu', 2, 'sclk', ?, ?, ?)", rises)
     db.close()
-    run = chopper.load(path)
+    run = pipeline.read(path)
     hz = run.table(0, "device_clock")["sm_clock_hz"].to_pylist()
     assert (hz[0], hz[-1]) == (400_000_000, 2_000_000_000)
     (said,) = [f for f in run.part(0).findings if f.code == "telemetry.device_inferred"]
     assert "only GPU 2 of 4 left its idle clock" in said.message
     # Where none or two did, nothing is taken.
-    none = chopper.load(
+    none = pipeline.read(
         recordings.write_rpd(tmp_path / "b.rpd", small(), monitored=(), idle=(0, 1))
     )
     assert none.table(0, "device_clock").num_rows == 0
@@ -276,14 +276,14 @@ def test_of_several_gpus_in_rpd_the_one_that_worked_has_the_kernels(tmp_path: Pa
 
 def test_rocpd_of_merged_recordings(tmp_path: Path) -> None:
     path = recordings.write_rocpd(tmp_path / "r.db", small())
-    once = chopper.load(path).table(0, "device_event").num_rows
+    once = pipeline.read(path).table(0, "device_event").num_rows
     recordings.write_rocpd(path, small(), guid="_0000_bb22")
-    assert chopper.load(path).table(0, "device_event").num_rows == 2 * once
+    assert pipeline.read(path).table(0, "device_event").num_rows == 2 * once
 
 
 @pytest.mark.parametrize("format_", ["rocpd", "rocprof_json"])
 def test_counters_in_a_recording_are_summed_over_instances(format_: str, tmp_path: Path) -> None:
-    run = chopper.load(WRITERS[format_](tmp_path))
+    run = pipeline.read(WRITERS[format_](tmp_path))
     counters = rows(run, "kernel_counter", "dispatch_id", "kernel", "counter", "value")
     value = 16.0 if format_ == "rocpd" else 8.0
     assert counters == [(0, KERNEL, "SQ_WAVES", value), (1, KERNEL, "SQ_WAVES", value)]
@@ -291,19 +291,19 @@ def test_counters_in_a_recording_are_summed_over_instances(format_: str, tmp_pat
 
 def test_rocprof_csv_alone_names_agents_by_their_nodes(tmp_path: Path) -> None:
     files = recordings.write_rocprof_csv(tmp_path, small(), agents=False)
-    run = chopper.load(tmp_path)
+    run = pipeline.read(tmp_path)
     assert run.part(0).device_id == 4
     said = next(f for f in run.part(0).findings if f.code == "trace.not_recorded")
     assert "agent_info.csv" in said.message
     kernels = next(f for f in files if "kernel_trace" in f.name)
-    closed(chopper.attribute(kernels))
+    closed(pipeline.attribute(kernels))
 
 
 def test_two_recordings_in_a_folder_are_two_ranks(tmp_path: Path) -> None:
     for rank in range(2):
         for file in recordings.write_rocprof_csv(tmp_path, small()):
             file.rename(tmp_path / file.name.replace("run_", f"rank{rank}_"))
-    assert chopper.load(tmp_path).ranks == [0, 1]
+    assert pipeline.read(tmp_path).ranks == [0, 1]
 
 
 def test_steps_are_the_numbered_ranges_that_do_not_overlap(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_steps_are_the_numbered_ranges_that_do_not_overlap(tmp_path: Path) -> No
         Span("optimizer step 3", 1_200_000, 1_300_000),
         Span("iteration 9", 1_100_000, 1_200_000),
     ]
-    run = chopper.load(recordings.write_nsys(tmp_path / "r.sqlite", made))
+    run = pipeline.read(recordings.write_nsys(tmp_path / "r.sqlite", made))
     assert [r[0] for r in rows(run, "step", "number")] == [5, 6]
 
 
@@ -349,7 +349,7 @@ def test_ranges_as_torch_writes_them(text: str, expected: tuple[Any, ...] | None
 
 def refused(path: Path) -> str:
     with pytest.raises(InputError) as caught:
-        chopper.attribute(path)
+        pipeline.attribute(path)
     line = str(caught.value)
     assert "\n" not in line
     assert str(path) in line
@@ -413,7 +413,7 @@ def test_names_and_values_from_the_file_do_nothing(tmp_path: Path) -> None:
         )
         db.execute(f"UPDATE {text} SET string = x'fffe00' WHERE id = 1")
     db.close()
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     closed(found)
     assert "event.without_ts" in {f.code for f in found.findings}
 
@@ -423,14 +423,14 @@ def test_a_text_that_no_name_has_is_not_held(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("UPDATE StringIds SET value = zeroblob(40000000) WHERE id = 1")
     db.close()
-    found = chopper.attribute(path)
+    found = pipeline.attribute(path)
     assert "trace.damaged_table" in {f.code for f in found.findings}
 
 
 def test_a_journal_that_is_not_written_back_is_said(tmp_path: Path) -> None:
     path = recordings.write_nsys(tmp_path / "r.sqlite", small())
     path.with_name("r.sqlite-wal").write_bytes(b"x" * 100)
-    codes = {f.code for f in chopper.load(path).part(0).findings}
+    codes = {f.code for f in pipeline.read(path).part(0).findings}
     assert "trace.unwritten_log" in codes
 
 
@@ -457,7 +457,7 @@ def _answer(path: Path, data: bytes) -> str | None:
     """What is said of a file that is refused; None for one that was attributed."""
     path.write_bytes(data)
     try:
-        closed(chopper.attribute(path))
+        closed(pipeline.attribute(path))
     except InputError as exc:
         return str(exc)
     return None
@@ -504,7 +504,7 @@ def many() -> recordings.Recording:
 def test_a_recording_of_the_same_run_is_joined_by_its_kernels(tmp_path: Path) -> None:
     trace = kineto(tmp_path / "trace.json", many())
     other = recordings.write_rpd(tmp_path / "t.rpd", many())
-    run = chopper.load([trace, other])
+    run = pipeline.read([trace, other])
     assert run.ranks == [0]
     # Its clock counts from the start of the host, and is now the trace's.
     first = run.table(0, "device_event")["start_ns"][0].as_py()
@@ -512,8 +512,8 @@ def test_a_recording_of_the_same_run_is_joined_by_its_kernels(tmp_path: Path) ->
     assert clocks[0] == 1_000_000 + first - many().work[0].start
     said = next(f for f in run.part(0).findings if f.code == "trace.joined_recording")
     assert "100 % of the trace's kernels" in said.message
-    closed(chopper.attribute(run))
-    alone = chopper.load(trace)
+    closed(pipeline.attribute(run))
+    alone = pipeline.read(trace)
     assert run.table(0, "device_event").equals(alone.table(0, "device_event"))
 
 
@@ -528,7 +528,7 @@ def test_a_window_finds_its_place_in_a_recording_of_the_whole_run(tmp_path: Path
     target = tmp_path / "run"
     done = CliRunner().invoke(cli, ["import", str(trace), str(other), "-o", str(target)])
     assert done.exit_code == 0, done.output
-    run = chopper.load(target)
+    run = pipeline.read(target)
     assert run.table(0, "device_event").num_rows == 20
     assert run.table(0, "kernel_counter").num_rows == 50
     assert "trace.joined_recording" in {f.code for f in run.part(0).findings}
@@ -538,8 +538,8 @@ def test_a_recording_of_another_run_is_refused(tmp_path: Path) -> None:
     trace = kineto(tmp_path / "trace.json", many())
     other = recordings.write_rpd(tmp_path / "t.rpd", small())
     with pytest.raises(InputError, match="it belongs to another run; import them separately"):
-        chopper.load([trace, other])
-    run = chopper.load(tmp_path)
+        pipeline.read([trace, other])
+    run = pipeline.read(tmp_path)
     assert run.ranks == [0]
     assert [f.code for f in run.manifest.findings] == ["run.file_left_out"]
 

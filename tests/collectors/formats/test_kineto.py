@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import chopper
+from chopper import pipeline, reports
 from chopper.collectors.formats.kineto import ParsedTrace, read_trace
 from chopper.errors import InputError
 from chopper.tables import TABLES
@@ -623,8 +623,10 @@ def test_events_of_an_unknown_device_are_device_work(device: Any, tmp_path: Path
     for name, trace in (("known", known), ("unknown", unknown)):
         path = tmp_path / f"{name}.json"
         path.write_bytes(trace.encode())
-        results.append(chopper.attribute(path))
-        assert chopper.attribute(results[-1].recording).to_dict() == results[-1].to_dict()
+        results.append(pipeline.attribute(path))
+        assert reports.document(pipeline.attribute(results[-1].recording)) == reports.document(
+            results[-1]
+        )
     totals = [{c.id: c.time_ns for c in found.leaves() if c.time_ns} for found in results]
     computing = [sum(ns for c, ns in t.items() if c.startswith("compute")) for t in totals]
     assert results[0].observed_ns == results[1].observed_ns == sum(totals[1].values())
