@@ -106,7 +106,7 @@ def _memory_rule() -> Headline:
 
 def _clock() -> Headline:
     """Bound what clocks below the reference took of real kernels, where the recording is here."""
-    from chopper import attribute, load
+    from chopper.pipeline import attribute
 
     shown = Headline(
         system="Chopper: DVFS",
@@ -120,7 +120,7 @@ def _clock() -> Headline:
     traces = os.environ.get("CHOPPER_TRACES")
     if not traces:
         return shown
-    run = attribute(load(Path(traces) / MATMUL, device="mi250"))
+    run = attribute(Path(traces) / MATMUL, device="mi250")
     (finding,) = [f for f in run.findings if f.code == "compute.clock_bound"]
     time_ms, bound_ms = map(float, re.findall(r"([\d.]+) ms", finding.message))
     return replace(
@@ -130,8 +130,9 @@ def _clock() -> Headline:
 
 def _portability() -> Headline:
     """Return the portability of one model as recorded on two vendors' devices."""
-    from chopper import attribute, load
     from chopper.cli.estimates.project import carried
+    from chopper.pipeline import attribute
+    from chopper.pipeline import read as load
 
     shown = Headline(
         system="UniOrch",

@@ -8,10 +8,12 @@
             prof.step()
 
     run = chopper.load("runs/mine")                 # or a trace file, a glob, a directory
-    attribution = chopper.attribute(run)
+    run.attribution.causes.df()                     # where a step goes, as a pandas frame
+    run.attribution.by("layer").pl()                # the same time by layer, as a Polars frame
+    run.view("kernels").arrow()                     # a detailed table, in Arrow
+    run.attribution.waterfall()                     # a Plotly figure
     chopper.report(run, "report.html")
     chopper.compare("runs/before", "runs/after")    # what changed, cause by cause
-    chopper.query(run, "SELECT * FROM step")        # SQL over its tables, as an Arrow table
 
 Importing this package loads none of torch, pandas, pyarrow or a vendor library; they are loaded
 by the call that needs them.
@@ -26,18 +28,18 @@ from chopper.version import __version__
 if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
-    from chopper.api import AttributedRun as Attribution
-    from chopper.api import attribute, compare, load, query, report, whatif
+    from chopper.api import Attribution, Run, attribute, compare, load, query, report, whatif
     from chopper.errors import ChopperError
     from chopper.recording.profile import Profile, profile
-    from chopper.storage.run import Run
+    from chopper.tables.frames import Table
 
 _LAZY = {
-    "Attribution": "chopper.api:AttributedRun",
+    "Attribution": "chopper.api",
     "ChopperError": "chopper.errors",
     "Comparison": "chopper.analyzers.compare.result",
     "Profile": "chopper.recording.profile",
-    "Run": "chopper.storage.run",
+    "Run": "chopper.api",
+    "Table": "chopper.tables.frames",
     "WhatIf": "chopper.analyzers.replay.answers",
     "attribute": "chopper.api",
     "compare": "chopper.api",
@@ -54,6 +56,7 @@ __all__ = [
     "Comparison",
     "Profile",
     "Run",
+    "Table",
     "WhatIf",
     "__version__",
     "attribute",
@@ -70,8 +73,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        module, _, attribute_name = _LAZY[name].partition(":")
-        value = getattr(importlib.import_module(module), attribute_name or name)
+        value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'chopper' has no attribute {name!r}")

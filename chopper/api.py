@@ -3,69 +3,333 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import fields
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 from chopper import pipeline
+from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
-from chopper.attribution import Attribution
+from chopper.analyzers.relations import schema_of
+from chopper.causes import LEVELS
 from chopper.engines.choice import engine_of
 from chopper.errors import UsageError
 from chopper.notebook import as_cell
-from chopper.storage.run import Run
+from chopper.quantities import one_of
+from chopper.reports import tables as result_tables
+from chopper.storage.run import Run as Recording
+from chopper.storage.run import ranks_of
+from chopper.tables import TABLES
+from chopper.tables.frames import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pyarrow as pa
+    from plotly.graph_objects import Figure
 
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
+    from chopper.analyzers.replay.replay import Replay
     from chopper.attribution import Recoverable
     from chopper.engines import Engine
     from chopper.hardware.rank_device import Stated
     from chopper.pipeline import Source
     from chopper.reports.verdict import Verdict
 
+    Runs: TypeAlias = "Run | Attribution | Recording | Attributed | Source"
+    """What a function takes as a run: a path is enough."""
 
-class AttributedRun(Attributed):
-    """The attribution of a run with its intermediate results, as :func:`attribute` returns it.
 
-    ``chopper.Attribution`` is its name for annotations. It has all members of
-    :class:`~chopper.attribution.Attribution`.
+class Run:
+    """A recorded or imported run: what was recorded, its views, and its attribution.
 
-    :func:`report`, :func:`compare` and :func:`whatif` accept it and do not repeat the work.
+    Attributes:
+        source: the path or pattern that it was read from.
+        path: its directory; None for traces that were loaded without one.
     """
 
-    def _repr_html_(self) -> str:
-        return as_cell(self, "chopper.reports.run:notebook_page")
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self.source: str = recording.source
+        self.path: Path | None = recording.path
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """The attribution of the run, made once; :func:`attribute` takes ranks and steps."""
+        return attribute(self)
+
+    @cached_property
+    def ranks(self) -> Table:
+        """One row per rank: its host, device and process, and how its recording ended."""
+        return Table.declared(ranks_of(self._recording.manifest), TABLES["ranks"])
+
+    @cached_property
+    def findings(self) -> Table:
+        """What was noticed when the run was recorded and read."""
+        manifest = self._recording.manifest
+        every = [*manifest.findings, *(f for part in manifest.ranks for f in part.findings)]
+        return Table.declared(result_tables.findings(every), result_tables.FINDING)
+
+    def view(self, name: str) -> Table:
+        """Return a view of the run; see :meth:`Attribution.view`."""
+        return self.attribution.view(name)
+
+    def table(self, name: str) -> Table:
+        """Return a recorded or derived table of all ranks; see :func:`query`.
+
+        Raises:
+            UsageError: no such table.
+        """
+        chosen = _one_of("table", name, TABLES)
+        rows = query(self, f'FROM "{chosen}"').arrow().cast(schema_of(chosen))
+        return Table.declared(rows, TABLES[chosen])
+
+    def query(self, sql: str) -> Table:
+        """Run SQL over the tables and views of the run; see :func:`query`."""
+        return query(self, sql)
+
+    def __repr__(self) -> str:
+        return f"<chopper.Run {self.source!r}: {fmt.plural(len(self._recording.ranks), 'rank')}>"
+
+
+class Attribution:
+    """Every nanosecond of a run's steps, attributed to one cause.
+
+    Times per step are means over ranks and steps. Where steps of several kinds were traced (with an
+    evaluation, say), it covers those that the step time is taken from.
+
+    Attributes:
+        source: the path or pattern that the run was read from.
+    """
+
+    def __init__(self, run: Attributed) -> None:
+        self._run = run
+        self.source: str = run.source
+
+    @property
+    def step_ns(self) -> int | None:
+        """The step time: of untraced steps if there are any, else of the traced ones."""
+        return self._run.step_time().headline_ns
+
+    @property
+    def observed_ns(self) -> int:
+        """Time of all step windows, summed over ranks and steps: what the causes sum to."""
+        return self._run.observed_ns
+
+    @cached_property
+    def _replay(self) -> Replay | str:
+        from chopper.analyzers.replay.replay import replay_or_reason
+
+        return replay_or_reason(self._run)
+
+    @cached_property
+    def _saving(self) -> dict[str, Recoverable]:
+        from chopper.analyzers.replay.replay import recoverable
+
+        return recoverable(self._run, self._replay)
 
     @cached_property
     def verdict(self) -> Verdict:
         """What bounds the run: a sentence, the class behind it, and the largest causes."""
-        from chopper.analyzers.replay.replay import replay_or_reason
         from chopper.reports.story import Story
         from chopper.reports.verdict import verdict
 
-        return verdict(Story(self), replay_or_reason(self))
+        return verdict(Story(self._run), self._replay)
 
-    def recoverable(self) -> dict[str, Recoverable]:
-        """Predict what removing each cause alone would save, by replaying the run.
+    @cached_property
+    def causes(self) -> Table:
+        """All causes with time in them, parents before their leaves; the leaves sum to the step."""
+        return Table.declared(
+            result_tables.causes(self._run, self._saving), result_tables.CAUSE, reason=_NOTHING
+        )
 
-        A saving is None, with the reason, where the run cannot be replayed or the cause cannot be
-        removed. The values do not add up. Each call replays the run.
+    @cached_property
+    def ranks(self) -> Table:
+        """One row per rank: its device, its step and its ideal."""
+        return Table.declared(result_tables.ranks(self._run), result_tables.RANK)
+
+    @cached_property
+    def actions(self) -> Table:
+        """What to try, the most recoverable time first; without rows, ``reason`` says why."""
+        from chopper.analyzers.actions import actions
+
+        reason, tried = "no pattern was seen", None
+        if isinstance(self._replay, str):
+            reason = self._replay
+        else:
+            tried = actions(self._run, self._replay)
+        rows = result_tables.actions(tried)
+        return Table.declared(rows, result_tables.ACTION, reason=reason)
+
+    @cached_property
+    def findings(self) -> Table:
+        """What the data can and cannot support, most severe first."""
+        found = result_tables.findings(self._run.findings)
+        return Table.declared(found, result_tables.FINDING, reason="nothing was found")
+
+    def by(self, level: str) -> Table:
+        """Return the time of a step by a level, with a column for each cause.
+
+        Args:
+            level: ``cause`` (leaves only), ``step``, ``phase``, ``layer``, ``op``, ``kernel`` or
+                ``rank``. Steps and ranks come in order, everything else largest first; a key of
+                null gathers what has no value at this level (idle time without an operator).
+
+        Raises:
+            UsageError: no such level.
         """
-        from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+        if _one_of("level", level, LEVELS) == "cause":
+            rows = result_tables.causes(self._run, self._saving, leaves=True)
+            return Table.declared(rows, result_tables.CAUSE, reason=_NOTHING)
+        declared, rows = result_tables.by(self._run, level)
+        return Table.declared(rows, declared, reason=_NOTHING)
 
-        return recoverable(self, replay_or_reason(self))
+    def view(self, name: str) -> Table:
+        """Return one detailed table: ``kernels``, ``operations``, ``collectives``, ``stragglers`` …
+
+        ``chopper analyze RUN --view list`` lists all of them.
+
+        Raises:
+            UsageError: no such view.
+        """
+        from chopper.views import VIEWS, view
+
+        chosen = _one_of("view", name, VIEWS)
+        return Table.declared(view(self._run, chosen), VIEWS[chosen], reason=VIEWS[chosen].needs)
+
+    def waterfall(self) -> Figure:
+        """Return a Plotly figure from the ideal step to the observed one, a bar per cause."""
+        from chopper.reports.figures import waterfall
+        from chopper.reports.story import Story
+
+        return _figure(waterfall(Story(self._run)))
+
+    def timeline(self, rank: int | None = None, step: int | None = None) -> Figure:
+        """Return a Plotly figure of one step: each stream coloured by cause, and idle time.
+
+        Args:
+            rank: by default the first one.
+            step: number of the step; by default the one of median length.
+
+        Raises:
+            UsageError: there is no such rank or step.
+        """
+        from chopper.reports.step_figure import timeline
+
+        return _figure(timeline(self._run, rank, step))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the documented JSON form, schema ``chopper.attribution/3``."""
+        """Return the documented JSON form, schema ``chopper.attribution/4``."""
         from chopper.reports import document
 
-        return document(self)
+        return document(self._run)
+
+    def _repr_html_(self) -> str:
+        return as_cell(self._run, "chopper.reports.run:notebook_page")
+
+    def __repr__(self) -> str:
+        return (
+            f"<chopper.Attribution of {self.source!r}: {fmt.duration(self.step_ns)} per step, "
+            f"{fmt.plural(len(self._run.ranks), 'rank')}, {fmt.plural(self._run.steps, 'step')}>"
+        )
+
+
+_NOTHING = "nothing was attributed"
+
+
+def _figure(document: Mapping[str, Any]) -> Figure:
+    """Return a figure of a report as Plotly draws it in a notebook."""
+    from plotly.graph_objects import Figure
+
+    data = [{**trace} for trace in document["data"]]
+    for trace in data:
+        # The report fills in the colour of what is no cause from the reader's colour scheme.
+        if isinstance(colors := trace["marker"]["color"], list):
+            trace["marker"] = {**trace["marker"], "color": [hue or _NEUTRAL for hue in colors]}
+    return Figure(data=data, layout={**document["layout"], "template": "plotly_white"})
+
+
+_NEUTRAL = "#5f6673"
+
+
+def _one_of(kind: str, name: object, known: Iterable[str]) -> str:
+    """Return the known name that was meant; a `UsageError` suggests the nearest ones."""
+    if not isinstance(name, str):
+        names = ", ".join(itertools.islice(known, 3))
+        raise UsageError(
+            f"{kind} is {name!r} ({type(name).__name__}), expected the name of one: {names} …"
+        )
+    return one_of(kind, name, known)
+
+
+def _text(name: str, value: object, example: str) -> str | None:
+    """Return an argument that is text; a `UsageError` says what it is instead."""
+    if value is None or isinstance(value, str):
+        return value
+    raise UsageError(
+        f"{name} is {value!r} ({type(value).__name__}), expected text: {name}={example!r}"
+    )
+
+
+def _texts(name: str, values: object, example: str) -> list[str]:
+    """Return an argument that is one text or several."""
+    each = [*values] if isinstance(values, list | tuple | set | frozenset) else [values]
+    return [text for value in each if (text := _text(name, value, example)) is not None]
+
+
+def _numbers(kind: str, numbers: object) -> Sequence[int] | None:
+    """Return numbers of ranks or steps; a `UsageError` says what they are instead."""
+    if numbers is None:
+        return None
+    if isinstance(numbers, str | bytes) or not isinstance(numbers, Iterable):
+        raise UsageError(
+            f"{kind} is {numbers!r} ({type(numbers).__name__}), expected a list of numbers: "
+            f"{kind}=[0, 1]"
+        )
+    found = [*numbers]
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+            raise UsageError(
+                f"{kind} has {number!r} ({type(number).__name__}), expected whole numbers: "
+                f"{kind}=[0, 1]"
+            )
+    return [operator.index(number) for number in found]
+
+
+def _source(source: object) -> Source:
+    """Return what names a run; a `UsageError` says what it is instead."""
+    if isinstance(source, str | Path):
+        return source
+    named = [*source] if isinstance(source, list | tuple | set | frozenset) else [source]
+    paths = [item for item in named if isinstance(item, str | Path)]
+    for item in named:
+        if not isinstance(item, str | Path):
+            raise UsageError(
+                f"a run is {item!r} ({type(item).__name__}), expected a path, a glob or a list of "
+                'them: chopper.load("runs/mine")'
+            )
+    return paths
+
+
+def recording_of(run: Runs) -> Recording | Source:
+    """Return the recording behind a run or an attribution; a path stays as it is."""
+    if isinstance(run, Run):
+        return run._recording
+    if isinstance(run, Attribution):
+        return run._run.recording
+    if isinstance(run, Recording):
+        return run
+    return run.recording if isinstance(run, Attributed) else _source(run)
+
+
+def attributed_of(run: Runs) -> Attributed:
+    """Return the attribution behind a run, made where it is not there yet."""
+    if isinstance(run, Attributed):
+        return run
+    if isinstance(run, Attribution):
+        return run._run
+    return run.attribution._run if isinstance(run, Run) else attribute(run)._run
 
 
 def load(source: Source, *, engine: Engine | None = None, device: Stated | None = None) -> Run:
@@ -82,22 +346,21 @@ def load(source: Source, *, engine: Engine | None = None, device: Stated | None 
         InputError: nothing is there, or it is neither a run nor traces.
         UsageError: the device is not in the table, or a rank not in the run.
     """
-    return pipeline.read(source, engine, device=device)
+    return Run(pipeline.read(_source(source), engine, device=device))
 
 
 def attribute(
-    run: Run | Source,
+    run: Runs,
     *,
     engine: Engine | None = None,
     ranks: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
     device: Stated | None = None,
-) -> AttributedRun:
+) -> Attribution:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
     Where steps of several kinds were traced (with an evaluation, say, or slow first ones), it
-    covers those of the step time; :attr:`~chopper.attribution.Attribution.whole` covers all of
-    them. The run itself is not changed.
+    covers those of the step time. The run itself is not changed.
 
     Args:
         run: a run, or anything that :func:`load` takes.
@@ -114,30 +377,19 @@ def attribute(
         UsageError: a rank that is not in the run, steps of which none was traced, or a device that
             is not in the table.
     """
-    return _for_users(pipeline.attribute(run, engine, ranks, steps, device=device))
-
-
-def _attributed(run: Run | Attribution | Source) -> Attributed:
-    """Return a run attributed, as it is where it is that already."""
-    if isinstance(run, Attributed):
-        return run
-    if isinstance(run, Attribution):
-        raise UsageError(f"{run.source}: the attribution was loaded without its run")
-    return attribute(run)
-
-
-def _for_users(run: Attributed) -> AttributedRun:
-    """Return the same values with the methods that users call."""
-    values = {f.name: getattr(run, f.name) for f in fields(Attributed)}
-    for part in ("all_kinds", "detail"):
-        if values[part] is not None:
-            values[part] = _for_users(values[part])
-    return AttributedRun(**values)
+    found = pipeline.attribute(
+        recording_of(run),
+        engine,
+        _numbers("ranks", ranks),
+        _numbers("steps", steps),
+        device=device,
+    )
+    return Attribution(found)
 
 
 def compare(
-    a: Run | Attribution | Source,
-    b: Run | Attribution | Source,
+    a: Runs,
+    b: Runs,
     *,
     allow_different: bool = False,
     all_steps: bool = False,
@@ -155,12 +407,12 @@ def compare(
     """
     from chopper.analyzers.compare.runs import compare as compared
 
-    first, second = pipeline.beside(*(_attributed(r) for r in (a, b)))
+    first, second = pipeline.beside(*(attributed_of(r) for r in (a, b)))
     return compared(first, second, allow_different=allow_different, all_steps=all_steps)
 
 
 def whatif(
-    run: Run | Attribution | Source,
+    run: Runs,
     *,
     fix: str | Sequence[str] = (),
     clock: str | None = None,
@@ -194,19 +446,19 @@ def whatif(
     from chopper.analyzers.replay.whatif_options import changes_of
 
     changes = changes_of(
-        fix=[fix] if isinstance(fix, str) else fix,
-        clock=clock,
-        link=link,
-        latency=latency,
-        faster=[faster] if isinstance(faster, str) else faster,
-        without=[without] if isinstance(without, str) else without,
+        fix=_texts("fix", fix, "straggler"),
+        clock=_text("clock", clock, "1980MHz"),
+        link=_text("link", link, "50GB/s"),
+        latency=_text("latency", latency, "5us"),
+        faster=_texts("faster", faster, "gemm=2x"),
+        without=_texts("without", without, "aten::copy_"),
         graphs=graphs,
         overlap=overlap,
     )
-    return pipeline.whatif(_attributed(run), changes)
+    return pipeline.whatif(attributed_of(run), changes)
 
 
-def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> pa.Table:
+def query(run: Runs, sql: str, *, memory: str = "2GB") -> Table:
     """Run one SQL statement over the tables and views of a run.
 
     `chopper schema` lists them. Tables of single ranks begin with the columns ``rank`` and ``row``.
@@ -226,22 +478,26 @@ def query(run: Run | Attributed | Source, sql: str, *, memory: str = "2GB") -> p
     from chopper.quantities import size_bytes
     from chopper.sql import Query
 
+    _text("sql", sql, "FROM step")
+    is_attributed = isinstance(run, Attribution | Attributed) or (
+        isinstance(run, Run) and "attribution" in vars(run)
+    )
+    source = attributed_of(run) if is_attributed else recording_of(run)
     with contextlib.ExitStack() as held:
 
         def engine() -> Engine:
-            assert not isinstance(run, Attributed)
-            return held.enter_context(engine_of(pipeline.sizes_of(run)))
+            assert not isinstance(source, Attributed)
+            return held.enter_context(engine_of(pipeline.sizes_of(source)))
 
-        statement = held.enter_context(Query(run, sql, size_bytes(memory, "memory"), engine=engine))
+        limit = size_bytes(_text("memory", memory, "2GB") or "2GB", "memory")
+        statement = held.enter_context(Query(source, sql, limit, engine=engine))
         statement.plan()
         statement.read()
         schema, batches = statement.batches()
-        return pa.Table.from_batches(batches, schema)
+        return Table(pa.Table.from_batches(batches, schema), "query", reason="the query has none")
 
 
-def report(
-    run: Run | Attribution | Source, output: str | Path = "report.html", *, force: bool = True
-) -> Path:
+def report(run: Runs, output: str | Path = "report.html", *, force: bool = True) -> Path:
     """Write a report; the format follows the extension: .html, .md, .json or .txt.
 
     Args:
@@ -263,16 +519,17 @@ def report(
     from chopper.reports import format_of, render
     from chopper.storage.files import write_atomic
 
-    output = Path(output)
+    if not isinstance(output, Path):
+        output = Path(_text("output", output, "report.html") or "report.html")
     kind = format_of(output)
     if output.exists() and not force:
         raise OutputError(f"{output}: exists already; pass force=True to replace it")
-    if not isinstance(run, Attribution | Run):
-        check_page(output, [run] if isinstance(run, str | Path) else run)
-        run = load(run)
-    recording = run if isinstance(run, Run) else _attributed(run).recording
-    imported = recording.manifest.ranks if recording.path is None else []
+    source = recording_of(run)
+    if not isinstance(source, Recording):
+        check_page(output, [source] if isinstance(source, str | Path) else source)
+        run = load(source)
+        source = run._recording
+    imported = source.manifest.ranks if source.path is None else []
     check_page(output, [file for part in imported for file in part.traces])
-    attribution = _attributed(run)
-    write_atomic(output, render(attribution, kind).encode())
+    write_atomic(output, render(attributed_of(run), kind).encode())
     return output

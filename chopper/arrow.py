@@ -12,24 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from chopper.errors import UsageError
-
 _CODES = {pa.int16(): "h", pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
-
-
-def require_pandas() -> None:
-    """Load pandas, for DataFrames.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import pandas  # noqa: F401
-    except ImportError as exc:
-        raise UsageError(
-            "a DataFrame needs pandas, which is not installed: "
-            "pip install 'chopper-profiler[pandas]'"
-        ) from exc
 
 
 def to_arrow(values: Sequence[Any] | pa.Array, kind: pa.DataType) -> pa.Array:

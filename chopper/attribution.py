@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -19,16 +19,13 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.totals import Totals, window_keys
-from chopper.arrow import require_pandas, with_column
+from chopper.arrow import with_column
 from chopper.causes import CAUSES, CODES, LEVELS, Level, parent, parents
 from chopper.claims import Withheld
 from chopper.errors import UsageError
 from chopper.hardware.ceilings import Ceilings
 from chopper.statistics import total_intervals
 from chopper.storage.manifest import Finding
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SLOW_NEARBY = 1.3
 SLOWED_RATIO = 0.1
@@ -440,32 +437,6 @@ class Attribution:
             ranks=with_times(whole.ranks, totals, windows),
             all_kinds=whole,
         )
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """Causes as a pandas DataFrame, one row each, in the order of the tree."""
-        require_pandas()
-        import pandas as pd
-
-        return pd.DataFrame(
-            [
-                {
-                    "cause": c.id,
-                    "label": c.label,
-                    "time_ns": c.time_ns,
-                    "share_ratio": c.share_ratio,
-                    "ci95_low_ns": c.ci95_ns[0] if c.ci95_ns else None,
-                    "ci95_high_ns": c.ci95_ns[1] if c.ci95_ns else None,
-                    "basis": c.basis,
-                    "measured": c.measured,
-                }
-                for c in self.cause_rows
-            ]
-        )
-
-    def _repr_html_(self) -> str:
-        html: str = self.table.to_html(index=False)
-        return html
 
     def __repr__(self) -> str:
         return (

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper.analyzers import views as folder
-from chopper.analyzers.relations import connection, relation
 from chopper.analyzers.views import SECTIONS, View, parse
 from chopper.errors import InputError, SchemaError, UsageError, reason_of
 from chopper.tables import TABLES
@@ -149,6 +148,8 @@ class _Database:
 
     @cached_property
     def _connection(self) -> Any:
+        from chopper.analyzers.relations import connection
+
         return connection(threads=1)
 
     def __enter__(self) -> _Database:
@@ -165,6 +166,8 @@ class _Database:
             return events.table
         if name in SHARED_QUERIES:
             return self.query(SHARED_QUERIES[name].read_text(encoding="utf-8"))
+        from chopper.analyzers.relations import relation
+
         return relation(self._run, name)
 
     def query(self, sql: str) -> pa.Table:

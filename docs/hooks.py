@@ -36,6 +36,7 @@ from chopper.hardware.devices import (  # noqa: E402
     known_devices,
     known_host_links,
 )
+from chopper.reports import tables as result_tables  # noqa: E402
 from chopper.reports import verdict as verdict_report  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
@@ -518,7 +519,12 @@ def provenance(quantity: Sourced) -> str:
     return quantity.source if quantity.note is None else f"{quantity.source} ({quantity.note})"
 
 
-# What each field of ``chopper.attribution/3`` means. A field that the program writes and this
+def meanings(declared: Table) -> dict[str, str]:
+    """The meaning of each column of a table."""
+    return {column.name: column.doc for column in declared.columns}
+
+
+# What each field of ``chopper.attribution/4`` means. A field that the program writes and this
 # does not name, or the other way round, fails the build.
 FIELDS = {
     "": {
@@ -599,53 +605,11 @@ FIELDS = {
         "`traced_steps`, `untraced`, `traced_mean_ns`, `time_ns`, `share_ratio` of the time of all "
         "steps, and `causes_ns` of the traced ones.",
     },
-    "ranks": {
-        "rank": "Global rank.",
-        "label": "How reports name it.",
-        "device": "Name of its device; null when it computes on the host or the name is unknown.",
-        "device_reason": "Why the device is not the one that the trace names: the user named it; "
-        "null where the trace does.",
-        "peak_source": "Where the peaks of that device come from; null when they are unknown.",
-        "observed_ns": "Time of its windows.",
-        "ideal_ns": "The part that model math needs at peak.",
-        "steps": "Its step windows.",
-        "causes_ns": "Leaf cause → time; sums to its `observed_ns`.",
-    },
-    "causes": {
-        "id": "[Id](causes.md) of the cause.",
-        "parent": "Id of its parent; null at the top.",
-        "label": "Name for people.",
-        "time_ns": "Time, over all ranks and steps.",
-        "share_ratio": "`time_ns` ÷ `observed_ns`; null when nothing was observed.",
-        "ci95_ns": "95 % interval of `time_ns` from resampled steps, low and high; null with "
-        "fewer than three steps.",
-        "basis": "What the number rests on.",
-        "measured": "True when it comes from recorded times alone, false when a model has a part.",
-        "recoverable_step_ns": (
-            "What a step would take less with the cause alone removed, by a replay: the mean over "
-            "ranks and steps, as `chopper whatif --fix` predicts it; null where not known."
-        ),
-        "recoverable_step_ci95_ns": "Its 95 % interval over steps; null with fewer than three.",
-        "recoverable_reason": "Why it is not known.",
-        "withheld": "Why the data does not support this cause; null where it does.",
-    },
-    "actions": {
-        "detector": "Name of the pattern.",
-        "title": "What was seen, in words.",
-        "recoverable_step_ns": "What a step would take less without it.",
-        "recoverable_step_ci95_ns": "Its 95 % interval over steps; null with fewer than three.",
-        "share_ratio": "`recoverable_step_ns` as a share of the step that it is of, see "
-        "`host_pace_ratio`.",
-        "of": "`step`, or `loop`: of all recorded steps and what follows them.",
-        "phase": "Phase that holds most of its time; null for none.",
-        "layer": "Layer that does.",
-        "op": "Operator that does.",
-        "line": "Python frame of the program around most of its calls; null without stacks.",
-        "evidence": "Names and numbers, by pattern.",
-        "events_count": "Device events that it is about.",
-        "remedy": "How to try it.",
-        "view": "Table that shows its rows.",
-    },
+    "ranks": meanings(result_tables.RANK)
+    | {"causes_ns": "Leaf cause → time; sums to its `observed_ns`."},
+    "causes": meanings(result_tables.CAUSE),
+    "actions": meanings(result_tables.ACTION)
+    | {"evidence_values": "The same names and numbers, by pattern."},
     "quality": {
         "code": "Stable dotted id of the finding.",
         "severity": "info, warning or error.",
@@ -698,14 +662,16 @@ EXAMPLE_ACTIONS = [
         "detector": "data_loading",
         "title": "The loader does not keep up",
         "recoverable_step_ns": 240,
-        "recoverable_step_ci95_ns": None,
+        "recoverable_step_ci95_low_ns": None,
+        "recoverable_step_ci95_high_ns": None,
         "share_ratio": 0.24,
         "of": "step",
         "phase": "data",
         "layer": None,
         "op": None,
         "line": "train.py(8): tokenize",
-        "evidence": {
+        "evidence": "240 ns of the step, most of it in train.py(8): tokenize.",
+        "evidence_values": {
             "stall_ns": 480,
             "function": "train.py(8): tokenize",
             "where": "most of it in train.py(8): tokenize",

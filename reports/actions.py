@@ -88,11 +88,10 @@ def tell(
         of = "loop" if action.of == "loop" else saving_unit(tried.pace, unit)
         share = f"{fmt.ratio(action.saved_ratio)} of the {of}"
         scaled = _scaled(run, action, tried.pace)
-        evidence = say(declared.evidence, **action.evidence)
         found.append(
             Told(
                 title=_title(action),
-                evidence=f"{evidence[:1].upper()}{evidence[1:]}.",
+                evidence=_evidence(action),
                 remedy=say(declared.remedy, **action.evidence),
                 saved=fmt.duration(action.saved_ns),
                 detail=f"{share}{_spread(action)}{_beyond(action)}{scaled}{_in_base(action, base)}",
@@ -130,6 +129,12 @@ def _beyond(action: Action) -> str:
     if more_ns < _MUCH_MORE * action.rank_ns:
         return ""
     return f"; {fmt.duration(more_ns)} of it is other waiting that ends sooner"
+
+
+def _evidence(action: Action) -> str:
+    """Return what was seen, in a sentence."""
+    text = _Sentence().format(detector(action.detector).evidence, **action.evidence)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _title(action: Action) -> str:
@@ -221,12 +226,14 @@ def to_json(ranked: Sequence[Action], base: Actions | None = None) -> list[dict[
             "detector": a.detector,
             "title": _title(a),
             "recoverable_step_ns": a.saved_ns,
-            "recoverable_step_ci95_ns": a.ci95_ns,
+            "recoverable_step_ci95_low_ns": a.ci95_ns[0] if a.ci95_ns else None,
+            "recoverable_step_ci95_high_ns": a.ci95_ns[1] if a.ci95_ns else None,
             **_base_json(a, base),
             "share_ratio": a.saved_ratio,
             "of": a.of,
             **asdict(a.where),
-            "evidence": a.evidence,
+            "evidence": _evidence(a),
+            "evidence_values": a.evidence,
             "events_count": a.events_count,
             "remedy": _Sentence().format(detector(a.detector).remedy, **a.evidence),
             "view": detector(a.detector).view,

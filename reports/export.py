@@ -99,6 +99,8 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
     one table.
     """
     from chopper.analyzers.relations import relation
+    from chopper.analyzers.replay.replay import replay_or_reason
+    from chopper.reports.tables import every as summaries
     from chopper.storage.layout import rank_dir_name
     from chopper.tables import GROUPS
     from chopper.views import VIEWS, views
@@ -115,6 +117,9 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
                 yield f"{folder}/{declared.name}", parquet.numbered(table, declared.name, rank)
         if rank in whole.links:
             yield f"{folder}/event_link", parquet.numbered(whole.links[rank], "event_link", rank)
+    for table in summaries(run, replay_or_reason(run)):
+        if table.num_rows:
+            yield f"summary/{table.schema.metadata[b'chopper.table'].decode()}", table
     for name, table in views(run, VIEWS).items():
         if table.num_rows:
             yield f"views/{name}", table

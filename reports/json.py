@@ -1,9 +1,8 @@
-"""The documented JSON form of an attribution, schema ``chopper.attribution/3``."""
+"""The documented JSON form of an attribution, schema ``chopper.attribution/4``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -11,9 +10,10 @@ import msgspec
 from chopper.attribution import Attribution, Recoverable
 from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES
+from chopper.reports import tables
 from chopper.storage.parts import SubRun
 
-SCHEMA = "chopper.attribution/3"
+SCHEMA = "chopper.attribution/4"
 
 
 def attribution_json(
@@ -51,25 +51,14 @@ def attribution_json(
         "step_time": answer.step_time().to_dict(),
         "step_time_ns": answer.step_time_ns(),
         "ranks": [
-            asdict(r)
-            | {"causes_ns": by_rank.get(r.rank, {})}
-            | ({"ideal_ns": None} if answer.withholds("compute.ideal", r.rank) else {})
-            for r in answer.ranks
+            row | {"causes_ns": by_rank.get(row["rank"], {})}
+            for row in tables.ranks(answer).to_pylist()
         ],
         "processes": [
             {"path": str(p.path), "pid": p.pid, "ranks": p.ranks, "steps": p.steps}
             for p in processes
         ],
-        "causes": [
-            asdict(c)
-            | {
-                "ci95_ns": list(c.ci95_ns) if c.ci95_ns else None,
-                "recoverable_step_ns": recoverable[c.id].step_ns,
-                "recoverable_step_ci95_ns": recoverable[c.id].ci95_ns,
-                "recoverable_reason": recoverable[c.id].reason,
-            }
-            for c in answer.causes()
-        ],
+        "causes": tables.causes(answer, recoverable).to_pylist(),
         "host_pace_ratio": pace,
         "actions": None if actions is None else [*actions],
         "actions_dropped": None if dropped is None else [*dropped],

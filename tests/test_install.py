@@ -98,20 +98,10 @@ def test_a_recording_elsewhere_is_refused_in_a_line(monkeypatch: pytest.MonkeyPa
         chopper.profile("run")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: chopper.attribute(TRACES[0]).table,
-        lambda: chopper.compare(*TRACES).table,
-        lambda: chopper.load(TRACES[0]).to_pandas(0, "host_span"),
-    ],
-)
-def test_data_frames_name_the_extra_that_brings_them(
-    monkeypatch: pytest.MonkeyPatch, call: Any
-) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError, match=r"pip install 'chopper-profiler\[pandas\]'"):
-        call()
+def test_a_polars_frame_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(UsageError, match=r"pip install 'chopper-profiler\[polars\]'"):
+        chopper.load(TRACES[0]).table("step").pl()
 
 
 def test_core_dependencies_are_thirteen_at_most() -> None:

@@ -169,7 +169,7 @@ def test_a_stretch_is_replayed_as_it_was(tmp_path: Path) -> None:
 def test_sql_joins_no_rows_of_a_stretch_with_rows_of_the_whole(ranks: Path) -> None:
     pytest.importorskip("duckdb", reason="DuckDB is not installed (chopper-profiler[query])")
     run = attributed(ranks / "rank-0.json.gz")
-    assert chopper.query(run, "SELECT count(*) AS n FROM event_link")["n"][0].as_py() > 0
+    assert chopper.query(run, "SELECT count(*) AS n FROM event_link").arrow()["n"][0].as_py() > 0
     with pytest.raises(InputError, match="too large to be held: rows are counted in the stretch"):
         chopper.query(run, "FROM event_link JOIN device_event USING (rank, row)")
     with pytest.raises(InputError, match="in critical_path_timeline, and in the whole trace in"):
@@ -177,14 +177,14 @@ def test_sql_joins_no_rows_of_a_stretch_with_rows_of_the_whole(ranks: Path) -> N
     by_time = (
         "FROM host_span h LEFT JOIN gap g ON h.rank = g.rank AND h.start_ns < g.end_ns LIMIT 9"
     )
-    assert chopper.query(run, by_time).num_rows == 9
+    assert chopper.query(run, by_time).arrow().num_rows == 9
 
 
 def test_sql_scans_the_files_of_a_large_import(imported: tuple[Path, Path]) -> None:
     pytest.importorskip("duckdb", reason="DuckDB is not installed (chopper-profiler[query])")
     spans = "SELECT (SELECT count(*) FROM host_span) AS spans, count(*) AS pieces FROM piece"
     with all_large():
-        [found] = chopper.query(imported[1], spans).to_pylist()
+        [found] = chopper.query(imported[1], spans).arrow().to_pylist()
     assert found["spans"] == pipeline.read(imported[0]).rows_count(0, "host_span") * 2
     assert found["pieces"]
 

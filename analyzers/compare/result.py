@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from chopper import wording as fmt
-from chopper.arrow import require_pandas
 from chopper.causes import CAUSES, LEAVES
 from chopper.notebook import as_cell
+from chopper.tables import Table as Declaration
+from chopper.tables import column, optional
+from chopper.tables.frames import Table
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from chopper.analyzers.attributed import Attributed
     from chopper.storage.manifest import Finding
 
-SCHEMA = "chopper.comparison/1"
+SCHEMA = "chopper.comparison/2"
 Interval = tuple[int, int]
 Status = Literal["pass", "differs", "unknown"]
 _LARGE_RATIO = 0.1
@@ -297,7 +297,7 @@ class Comparison:
         return explaining
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form, schema ``chopper.comparison/1``."""
+        """The documented JSON form, schema ``chopper.comparison/2``."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
@@ -314,26 +314,25 @@ class Comparison:
         }
 
     @property
-    def table(self) -> pd.DataFrame:
-        """Causes as a pandas DataFrame, one row each, in the order of the tree."""
-        require_pandas()
-        import pandas as pd
-
-        return pd.DataFrame(
-            [
-                {
-                    "cause": c.id,
-                    "label": c.label,
-                    "a_ns": c.a_ns,
-                    "b_ns": c.b_ns,
-                    "difference_ns": c.difference_ns,
-                    "ci95_low_ns": c.ci95_ns[0] if c.ci95_ns else None,
-                    "ci95_high_ns": c.ci95_ns[1] if c.ci95_ns else None,
-                    "told": c.told,
-                }
-                for c in self.changes
-            ]
-        )
+    def causes(self) -> Table:
+        """All causes with time in either run, per step, in the order of the tree."""
+        rows = [
+            {
+                "id": c.id,
+                "parent": c.parent,
+                "label": c.label,
+                "is_leaf": c.id in _LEAF_SET,
+                "a_step_ns": c.a_ns,
+                "b_step_ns": c.b_ns,
+                "difference_step_ns": c.difference_ns,
+                "difference_ratio": c.ratio,
+                "difference_ci95_low_ns": c.ci95_ns[0] if c.ci95_ns else None,
+                "difference_ci95_high_ns": c.ci95_ns[1] if c.ci95_ns else None,
+                "is_beyond_noise": c.told,
+            }
+            for c in self.changes
+        ]
+        return Table.declared(_CAUSES.of_rows(rows), _CAUSES)
 
     def _repr_html_(self) -> str:
         return as_cell(self, "chopper.reports.comparison:page")
@@ -343,6 +342,23 @@ class Comparison:
 
 
 _LEAF_SET = frozenset(LEAVES)
+_CAUSES = Declaration(
+    "compared causes",
+    "All causes with time in either run, per step, in the order of the tree.",
+    (
+        column("id", "Id of the cause."),
+        optional("parent", "Id of its parent; null at the top."),
+        column("label", "Name for people."),
+        column("is_leaf", "True for a leaf. A parent is the sum of its leaves.", "bool"),
+        column("a_step_ns", "Time per step in run A."),
+        column("b_step_ns", "Time per step in run B."),
+        column("difference_step_ns", "B less A. The leaves sum to the difference of the step."),
+        optional("difference_ratio", "Difference over A; null where A spent nothing."),
+        optional("difference_ci95_low_ns", "Low end of the difference's 95 % interval."),
+        optional("difference_ci95_high_ns", "High end; null with fewer than three steps in a run."),
+        optional("is_beyond_noise", "True if the interval excludes 0; null without one.", "bool"),
+    ),
+)
 
 
 def percent(ratio: float) -> str:

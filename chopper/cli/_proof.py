@@ -78,8 +78,7 @@ class Machine:
         """Return the rows of an SQL statement over a recording."""
         import chopper
 
-        rows: list[dict[str, Any]] = chopper.query(self.recording(name) / variant, sql).to_pylist()
-        return rows
+        return [*chopper.query(self.recording(name) / variant, sql)]
 
     def require_gpu(self) -> None:
         """Raise CollectorUnavailable on a machine without an accelerator."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
     from chopper.analyzers.attributed import Attributed
     from chopper.analyzers.views import View
     from chopper.causes import Level
-
-
-_CAUSE_COLUMNS = (
-    *("id", "parent", "label", "time_ns", "share_ratio", "ci95_low_ns", "ci95_high_ns", "basis"),
-    *("measured", "recoverable_step_ns"),
-)
 
 
 class _ViewName(shared.OneOf):
@@ -91,10 +84,10 @@ def command(
     RUN is a run directory, a trace file, a glob, or a directory of traces; several traces of the
     same run are joined.
 
-    With --by, --json adds "level" and "groups": one object per value with its "key" (null for
-    what has none), "time_ns", "causes" (leaf cause to nanoseconds), "own_ns" (how long its device
-    events themselves ran, without the waiting before them) and "events_count"; both are null for
-    causes, steps and ranks. All times are summed over ranks and steps; text shows them per step.
+    With --by, --json adds "level" and "groups", the rows that --csv prints: one per value of the
+    level (null for what has none), with "step_ns", the mean over ranks and steps, its part by leaf
+    cause, "own_step_ns" (how long its device events themselves ran, without the waiting before
+    them; null for steps and ranks) and "time_ns", summed over ranks and steps.
     Where steps of several kinds were traced, all values
     cover those that the step time is taken from, and "all_kinds" in --json covers all of them.
 
@@ -171,42 +164,27 @@ def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[
     out = document(attribution)
     if by is not None:
         out["level"] = by
-        for into, part in ((out, attribution), (out["all_kinds"], attribution.whole)):
-            into["groups"] = [asdict(group) for group in part.by(by)[:top]]
+        out["groups"] = _table(attribution, by).slice(0, top).to_pylist()
+        if out["all_kinds"] is not None:
+            out["all_kinds"]["groups"] = _table(attribution.whole, by).slice(0, top).to_pylist()
     return out
 
 
 def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
     """Return causes, a row each; with a level, a row per value and a column per leaf cause."""
-    if by is None or by == "cause":
-        from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+    table = _table(attribution, by).slice(0, top)
+    return _csv([table.column_names, *(row.values() for row in table.to_pylist())])
 
-        saving = recoverable(attribution, replay_or_reason(attribution))
-        causes = [
-            (
-                *(c.id, c.parent, c.label, c.time_ns, c.share_ratio, *(c.ci95_ns or (None, None))),
-                *(c.basis, str(c.measured).lower(), saving[c.id].step_ns),
-            )
-            for c in attribution.causes()[:top]
-        ]
-        return _csv([_CAUSE_COLUMNS, *causes])
-    leaves = [row.id for row in attribution.leaves()]
-    observed = attribution.observed_ns
-    groups = attribution.by(by)[:top]
-    shares = [g.time_ns / observed if observed else None for g in groups]
-    rows = [
-        (
-            g.key,
-            g.time_ns,
-            g.own_ns,
-            g.events_count,
-            share,
-            *(g.causes.get(leaf, 0) for leaf in leaves),
-        )
-        for g, share in zip(groups, shares, strict=True)
-    ]
-    columns = (by, "time_ns", "own_ns", "events_count", "share_ratio")
-    return _csv([(*columns, *leaves), *rows])
+
+def _table(attribution: Attributed, by: Level | None) -> pa.Table:
+    """Return the causes; with a level, the time by it."""
+    from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+    from chopper.reports import tables
+
+    if by is not None and by != "cause":
+        return tables.by(attribution, by)[1]
+    saving = recoverable(attribution, replay_or_reason(attribution))
+    return tables.causes(attribution, saving, leaves=by == "cause")
 
 
 def _csv(rows: Iterable[Iterable[object]]) -> str:
@@ -214,8 +192,15 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in rows:
-        writer.writerow([csv_text(v) if isinstance(v, str) else v for v in row])
+        writer.writerow([_csv_cell(value) for value in row])
     return out.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    """Return a value as CSV shows it, in exports as well: ``true``, and no formula."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return csv_text(value) if isinstance(value, str) else value
 
 
 def print_text(attribution: Attributed, by: Level | None, top: int | None) -> None:

@@ -43,8 +43,7 @@ from chopper.recording.messages import exception_text
 from chopper.wording import UNKNOWN, ratio
 
 if TYPE_CHECKING:
-    from chopper.pipeline import Source
-    from chopper.storage.run import Run
+    from chopper.api import Runs
 
 _NS_PER_MS = 1_000_000
 _REPORT = "chopper-report.html"
@@ -84,7 +83,7 @@ class StepMetrics:
 
 
 def log_run(
-    run: Attributed | Run | Source,
+    run: Runs,
     tracker: str,
     into: Any = None,
     *,
@@ -115,19 +114,16 @@ def log_run(
         return _logged(run, tracker, into, directory)
 
 
-def _logged(
-    run: Attributed | Run | Source, tracker: str, into: Any, directory: str | Path | None
-) -> str:
-    if not isinstance(run, Attributed):
-        from chopper.api import attribute
+def _logged(run: Runs, tracker: str, into: Any, directory: str | Path | None) -> str:
+    from chopper.api import attributed_of
 
-        run = attribute(run)
+    attributed = attributed_of(run)
     target = None if directory is None else Path(directory)
     try:
         # What the user set stays, but for the terminal.
         wanted = {n: v for n, v in _PATIENCE.items() if n == "TERM" or n not in os.environ}
         with environment(wanted):
-            return _without_passwords(_LOGGERS[tracker](run, into, target))
+            return _without_passwords(_LOGGERS[tracker](attributed, into, target))
     except ChopperError:
         raise
     except Exception as exc:
@@ -141,7 +137,7 @@ def _without_passwords(text: str) -> str:
 
 
 def log_safely(
-    run: Attributed | Run | Source,
+    run: Runs,
     tracker: str,
     into: Any = None,
     *,

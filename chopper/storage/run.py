@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.arrow import require_pandas, with_column
+from chopper.arrow import with_column
 from chopper.errors import printable
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
@@ -180,11 +180,6 @@ class Run:
         """
         valid = {(rank, name): TABLES[name].validate(t) for (rank, name), t in tables.items()}
         return replace(self, store=self.tables.with_tables(valid))
-
-    def to_pandas(self, rank: int, name: str) -> Any:
-        """Return a table of one rank as a pandas DataFrame."""
-        require_pandas()
-        return self.table(rank, name).to_pandas()
 
     def __repr__(self) -> str:
         return f"<chopper.Run {self.source!r}: {len(self.manifest.ranks)} rank(s)>"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from chopper.analyzers.attributed import Attributed
-from chopper.api import attribute, query
+from chopper.api import query
+from chopper.pipeline import attribute
 from tests.golden.own import OWN, ROOT
 
 RECORDINGS = ROOT / "docs" / "recordings"
@@ -55,9 +56,9 @@ def run(request: pytest.FixtureRequest) -> Attributed:
 
 @pytest.mark.parametrize("sql", [OPEN_STEPS, OPEN_CAUSES, OTHER_CAUSES])
 def test_no_step_and_no_cause_has_other_time_than_its_parts(run: Attributed, sql: str) -> None:
-    assert query(run, sql).to_pylist() == []
+    assert [*query(run, sql)] == []
 
 
 def test_leaves_sum_to_the_observed_time(run: Attributed) -> None:
-    (time,) = query(run, TIME).to_pylist()
+    (time,) = query(run, TIME)
     assert time["caused_ns"] == time["observed_ns"] == run.observed_ns > 0

@@ -56,7 +56,7 @@ def test_what_ran_nothing_has_no_own_time(tmp_path: Path) -> None:
 def test_own_time_stands_in_every_form(tmp_path: Path) -> None:
     run = attributed(tmp_path)
     own_ns = STEPS * 640 * US
-    (group,) = [g for g in to_json(run, "kernel", None)["groups"] if g["key"] == KERNEL]
+    (group,) = [g for g in to_json(run, "kernel", None)["groups"] if g["kernel"] == KERNEL]
     assert (group["own_ns"], group["events_count"]) == (own_ns, STEPS)
     (row,) = [
         r for r in csv.DictReader(io.StringIO(to_csv(run, "kernel", None))) if r["kernel"] == KERNEL

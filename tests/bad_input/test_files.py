@@ -170,7 +170,7 @@ def test_truncated_json_is_used_up_to_its_last_whole_event(tmp_path: Path) -> No
     finding = quality(found)["trace.truncated"]
     assert "breaks in the middle of event 16" in finding["message"]
     assert "the 15 events before it are used" in finding["message"]
-    assert [r["steps"] for r in found["ranks"]] == [2]
+    assert [r["steps_count"] for r in found["ranks"]] == [2]
     # Step 10 from 0 to 9 000, the second to the end of the last whole kernel.
     assert found["observed_ns"] == 15_000
 

@@ -93,7 +93,7 @@ def test_what_is_wrong_is_one_line(pair) -> None:
 def test_json_is_the_documented_form(pair) -> None:
     shown = chopper("gate", "a.json", "b.json", "--json", "--fail-on", "step>0", cwd=pair)
     document = json.loads(shown.out)
-    assert document["schema"] == "chopper.comparison/1"
+    assert document["schema"] == "chopper.comparison/2"
     assert list(document) == [
         "schema",
         "verdict",
@@ -140,5 +140,5 @@ def test_the_extension_chooses_the_format(pair) -> None:
     assert "the gate failed" in failed.err
     assert json.loads((pair / "c.json").read_text())["gate"]["failed"] is True
     both = chopper("compare", "a.json", "b.json", "-o", "d.md", "--json", cwd=pair)
-    assert json.loads(both.out)["schema"] == "chopper.comparison/1"
+    assert json.loads(both.out)["schema"] == "chopper.comparison/2"
     assert "written: d.md" in both.err

@@ -32,7 +32,7 @@ class TablesMachine(proof.Machine):
 
     def query(self, name: str, sql: str, variant: str = "") -> list[dict[str, Any]]:
         del name
-        rows: list[dict[str, Any]] = chopper.query(self.runs[variant], sql).to_pylist()
+        rows: list[dict[str, Any]] = chopper.query(self.runs[variant], sql).arrow().to_pylist()
         return rows
 
 

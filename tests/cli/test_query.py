@@ -48,13 +48,13 @@ def test_tables_of_all_ranks_are_one() -> None:
     ]
     rows = run("query", CUDA, BY_RANK, "--format", "json").out.splitlines()
     assert [json.loads(row) for row in rows] == expected
-    assert query(recorded, BY_RANK).to_pylist() == expected
-    assert query(recorded.recording, BY_RANK).to_pylist() == expected
+    assert query(recorded, BY_RANK).arrow().to_pylist() == expected
+    assert query(recorded.recording, BY_RANK).arrow().to_pylist() == expected
 
 
 def test_a_trace_is_asked_as_a_run_is() -> None:
     (row,) = csv.DictReader(io.StringIO(run("query", TRACE, BY_RANK, "--format", "csv").out))
-    assert row == {k: str(v) for k, v in query(CUDA, BY_RANK).to_pylist()[0].items()}
+    assert row == {k: str(v) for k, v in query(CUDA, BY_RANK).arrow().to_pylist()[0].items()}
 
 
 def test_rows_lead_from_table_to_table() -> None:
@@ -64,13 +64,13 @@ def test_rows_lead_from_table_to_table() -> None:
     """
     attributed = attribute(CUDA)
     with_kernel = len(attributed.pieces) - attributed.pieces["kernel"].null_count
-    assert query(attributed, sql).to_pylist() == [{"n": with_kernel}]
+    assert query(attributed, sql).arrow().to_pylist() == [{"n": with_kernel}]
     linked = """
     SELECT count(*) AS n FROM event_link e JOIN host_span h ON h.rank = e.rank AND h.row = e.op_row
     WHERE h.name = e.op
     """
     links = attributed.links.values()
-    assert query(attributed, linked)["n"].to_pylist() == [
+    assert query(attributed, linked).arrow()["n"].to_pylist() == [
         sum(len(table) - table["op"].null_count for table in links)
     ]
 
@@ -80,7 +80,7 @@ def test_ranks_are_joined_by_host() -> None:
     recorded = attribute(CUDA)
     steps = {rank: recorded.recording.table(rank, "step").num_rows for rank in (0, 1)}
     for source in (CUDA, recorded.recording, recorded):
-        rows = query(source, f"{sql} ORDER BY ALL").to_pylist()
+        rows = query(source, f"{sql} ORDER BY ALL").arrow().to_pylist()
         assert rows == [
             {"hostname": f"node-{rank}", "rank": rank, "n": n} for rank, n in steps.items()
         ]
@@ -89,7 +89,9 @@ def test_ranks_are_joined_by_host() -> None:
 @pytest.mark.parametrize("name", ["kernels", "stragglers", "steps"])
 def test_views_are_as_analyze_shows_them(name: str) -> None:
     attributed = attribute(CUDA)
-    assert query(attributed, f"FROM {name}").to_pylist() == view(attributed, name).to_pylist()
+    assert (
+        query(attributed, f"FROM {name}").arrow().to_pylist() == view(attributed, name).to_pylist()
+    )
 
 
 def test_host_work_stands_in_where_no_device_was_recorded() -> None:
@@ -97,7 +99,7 @@ def test_host_work_stands_in_where_no_device_was_recorded() -> None:
     joined = {rank: len(attributed.joined[rank].device_event) for rank in (0, 1)}
     sql = "SELECT rank, count(*) AS n FROM device_event GROUP BY rank"
     for source in (OWN / "fsdp2", attributed.recording, attributed):
-        assert {row["rank"]: row["n"] for row in query(source, sql).to_pylist()} == joined
+        assert {row["rank"]: row["n"] for row in query(source, sql).arrow().to_pylist()} == joined
 
 
 def test_without_sql_tables_and_views_are_listed() -> None:
@@ -129,7 +131,7 @@ def test_results_are_written_as_a_whole(tmp_path: Path) -> None:
     for suffix in ("txt", "csv", "jsonl", "parquet"):
         made[suffix] = tmp_path / f"result.{suffix}"
         assert run("query", CUDA, BY_RANK, "-o", made[suffix]).code == 0
-    assert pq.read_table(made["parquet"]).to_pylist() == query(CUDA, BY_RANK).to_pylist()
+    assert pq.read_table(made["parquet"]).to_pylist() == query(CUDA, BY_RANK).arrow().to_pylist()
     assert made["csv"].read_text() == run("query", CUDA, BY_RANK, "--format", "csv").out
     assert made["jsonl"].read_text() == run("query", CUDA, BY_RANK, "--format", "json").out
     assert made["txt"].read_text() == run("query", CUDA, BY_RANK).out

@@ -49,7 +49,7 @@ def test_the_extension_chooses_the_format(trace, tmp_path) -> None:
         assert shown.code == 0, shown.err
         assert shown.out == f"{name}\n"
         assert "next: chopper analyze" in shown.err
-    assert json.loads((tmp_path / "r.json").read_text())["schema"] == "chopper.attribution/3"
+    assert json.loads((tmp_path / "r.json").read_text())["schema"] == "chopper.attribution/4"
     assert (tmp_path / "r.md").read_text().startswith("# ")
     assert "Observed" in (tmp_path / "r.txt").read_text()
     wrong = chopper("report", trace, "-o", "r.pdf", cwd=tmp_path)

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("sql", STATEMENTS)
 def test_a_statement_answers_the_same_of_run_and_files(sql: str, folder: Path) -> None:
-    answered = query(folder / "runs" / "mine", sql)
+    answered = query(folder / "runs" / "mine", sql).arrow()
     assert answered.num_rows
     with duckdb.connect() as connection:
         for name in set(re.findall(r"(?:FROM|JOIN) (\w+)", sql)):

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chopper import Run
     from chopper.analyzers.attributed import Attributed
+    from chopper.storage.run import Run
 
 _CALLS = pa.array(["runtime", "driver"])
 EXPECTED = Path(__file__).parent / "expected"

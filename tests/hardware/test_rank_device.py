@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import chopper
 from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.hardware.rank_device import device_of, with_devices
 from chopper.storage.manifest import Device, RankManifest, StatedDevice
+from chopper.storage.run import Run
 from tests import recordings
 from tests.kineto_writer import small_trace
 
@@ -109,7 +109,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def one(trace: Path, **header: Any) -> chopper.Run:
+def one(trace: Path, **header: Any) -> Run:
     """A small trace as a run, its listed device changed."""
     run = pipeline.read(trace)
     (part,) = run.manifest.ranks

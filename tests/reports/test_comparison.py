@@ -90,8 +90,11 @@ def test_what_is_within_noise_is_grey() -> None:
 
 def test_a_comparison_has_a_table(tmp_path) -> None:
     found = chopper.compare(trace(tmp_path / "a.json"), trace(tmp_path / "b.json", adds=2))
-    assert list(found.table["cause"]) == [c.id for c in found.changes]
-    assert found.table["difference_ns"].dtype == "int64"
+    frame = found.causes.df()
+    assert [*frame["id"]] == [c.id for c in found.changes]
+    assert frame["difference_step_ns"].dtype == "int64"
+    leaves = frame[frame["is_leaf"]]
+    assert leaves["difference_step_ns"].sum() == found.step.difference_ns
     assert "chopper.Comparison" in repr(found)
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from chopper import attribute
 from chopper import wording as fmt
 from chopper.causes import CAUSES
 from chopper.cli import cli
+from chopper.pipeline import attribute
 from chopper.reports import details, to_text
 from chopper.views import VIEWS, in_sections, view, views
 from tests.analyzers.replay.make import late_second_launch

@@ -48,7 +48,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_reader_takes_the_files_of_all_ranks_as_one_table(imported: Path) -> None:
     files = f"{imported}/rank-*/device_event.parquet"
-    expected = query(load(TRACES), TOTALS.format("device_event")).to_pylist()
+    expected = query(load(TRACES), TOTALS.format("device_event")).arrow().to_pylist()
     assert {row["rank"] for row in expected} == {0, 1}
     for options in ("", ", union_by_name = true", ", hive_partitioning = true"):
         with duckdb.connect() as connection:
@@ -90,8 +90,8 @@ def test_sql_reads_the_files_and_no_trace(imported: Path, tmp_path: Path) -> Non
         trace.write_bytes(b"")
     for name in ("device_event", "host_span", "step"):
         sql = f"SELECT * FROM {name} ORDER BY rank, row"
-        assert query(copy, sql).to_pylist() == query(load(TRACES), sql).to_pylist()
-    assert query(copy, "FROM memory_event").num_rows == 0
+        assert query(copy, sql).arrow().to_pylist() == query(load(TRACES), sql).arrow().to_pylist()
+    assert query(copy, "FROM memory_event").arrow().num_rows == 0
 
 
 @pytest.mark.parametrize("engine", [Serial, lambda: Processes(2)])
@@ -118,7 +118,7 @@ def test_a_run_without_files_is_read_from_its_traces(imported: Path, tmp_path: P
     for file in copy.glob("rank-00001/*.parquet"):
         file.unlink()  # one rank of an older run, one of today's
     sql = TOTALS.format("host_span")
-    assert query(copy, sql).to_pylist() == query(imported, sql).to_pylist()
+    assert query(copy, sql).arrow().to_pylist() == query(imported, sql).arrow().to_pylist()
 
 
 def test_a_damaged_file_is_named_with_the_remedy(imported: Path, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_row_keeps_the_rank_that_it_names(tmp_path: Path) -> None:
     values = {column.name: [1, 2] for column in declared.columns}
     (tmp_path / rank_dir_name(0)).mkdir(parents=True)
     _rank(tmp_path, 0, {"process": declared.of({**values, "rank": [4, 5]})})
-    assert query(tmp_path, "SELECT row, pid FROM process WHERE rank = 5").to_pylist() == [
+    assert query(tmp_path, "SELECT row, pid FROM process WHERE rank = 5").arrow().to_pylist() == [
         {"row": 1, "pid": 2}
     ]
 

@@ -210,7 +210,7 @@ def test_runs_records_and_attributes(tmp_path, hostile_directory):
     # Torch keeps a cache there, one for all runs; of this run nothing is left.
     assert [p.name for p in scratch.iterdir() if not p.name.startswith("torchinductor_")] == []
     attribution = json.loads(done.stdout)
-    assert attribution["schema"] == "chopper.attribution/3"
+    assert attribution["schema"] == "chopper.attribution/4"
     parents = {cause["parent"] for cause in attribution["causes"]}
     leaves = [cause for cause in attribution["causes"] if cause["id"] not in parents]
     assert sum(leaf["time_ns"] for leaf in leaves) == attribution["observed_ns"] > 0

@@ -302,10 +302,10 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
     # The causes stand beside the observed time that they sum to, in every form.
     causes = {row.id: row.time_ns for row in found.leaves()}
     document = to_json(found, "phase", None)
-    phases = {g["key"]: g["time_ns"] for g in document["groups"]}
+    phases = {g["phase"]: g["time_ns"] for g in document["groups"]}
     assert sum(phases.values()) == found.observed_ns
     assert "evaluation" not in phases
-    in_all = {g["key"]: g["time_ns"] for g in document["all_kinds"]["groups"]}
+    in_all = {g["phase"]: g["time_ns"] for g in document["all_kinds"]["groups"]}
     assert in_all["evaluation"] > 0
     assert sum(in_all.values()) == whole.observed_ns
     rows = csv.DictReader(io.StringIO(to_csv(found, None, None)))
@@ -319,15 +319,17 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
     assert total == whole.observed_ns == sum(e - s for s, e in bounds(exported["window"]))
     # In SQL and in files, tables are of all traced steps, and views of those of the selection.
     selected = "FROM piece JOIN selection USING (rank, step_index) WHERE in_step_time"
-    sums = chopper.query(found, f"SELECT sum(time_ns) AS time_ns {selected}").to_pylist()
+    sums = chopper.query(found, f"SELECT sum(time_ns) AS time_ns {selected}").arrow().to_pylist()
     assert sums == [{"time_ns": found.observed_ns}]
     joined = """
     SELECT sum(dur_ns) AS time_ns FROM device_event JOIN event_link USING (rank, row)
     JOIN selection USING (rank, step_index)
     """
-    kernels = chopper.query(found, "SELECT sum(time_ns) AS time_ns FROM kernels").to_pylist()
-    assert chopper.query(found, f"{joined} WHERE in_step_time").to_pylist() == kernels
-    assert chopper.query(found, joined).to_pylist()[0]["time_ns"] > kernels[0]["time_ns"]
+    kernels = (
+        chopper.query(found, "SELECT sum(time_ns) AS time_ns FROM kernels").arrow().to_pylist()
+    )
+    assert chopper.query(found, f"{joined} WHERE in_step_time").arrow().to_pylist() == kernels
+    assert chopper.query(found, joined).arrow().to_pylist()[0]["time_ns"] > kernels[0]["time_ns"]
     assert exported["views/steps"].num_rows == 4
     # The replay is of all steps, since they follow each other; what it answers is of these.
     answer = chopper.whatif(found, fix="idle.preparation")

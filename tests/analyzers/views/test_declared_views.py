@@ -166,7 +166,11 @@ def test_events_of_the_steps_are_those_that_the_selection_joins() -> None:
     FROM device_event JOIN event_link USING (rank, row) JOIN selection USING (rank, step_index)
     WHERE in_step_time ORDER BY rank, row
     """
-    expected = query(attributed, joined)
-    found = query(attributed, "FROM step_event ORDER BY rank, row").select(expected.column_names)
+    expected = query(attributed, joined).arrow()
+    found = (
+        query(attributed, "FROM step_event ORDER BY rank, row")
+        .arrow()
+        .select(expected.column_names)
+    )
     assert found.num_rows
     assert found.to_pylist() == expected.to_pylist()
