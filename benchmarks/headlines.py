@@ -34,8 +34,8 @@ from types import FrameType
 from benchmarks._modelled import modelled
 from chopper import wording as fmt
 from chopper.errors import ChopperError
-from chopper.experiments.catalogue import find, program, workloads
 from chopper.experiments.loading import load
+from chopper.experiments.prepare import find, program, workloads
 from chopper.experiments.results import Experiment, Headline, headline_to_dict
 from chopper.reports import to_markdown
 from chopper.reports.experiment import facts, headline_table, machine, section

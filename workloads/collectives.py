@@ -33,8 +33,8 @@ from chopper.experiments.declarations import (
     positive,
 )
 from chopper.experiments.results import Experiment, Headline, quotient, ratio
-from chopper.workloads import microbenchmarks
-from chopper.workloads.microbenchmarks import largest, mib, sizes
+from chopper.workloads import membw
+from chopper.workloads.membw import largest, mib, sizes
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Three arrays of the largest size: sent, received and staged."""
     if ranks == 1:
         raise UsageError("--ranks 1: one rank has no peer to exchange with")
-    return microbenchmarks.needs(args, ranks, device)
+    return membw.needs(args, ranks, device)
 
 
 def main() -> None:

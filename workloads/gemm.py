@@ -27,7 +27,7 @@ from chopper.experiments.declarations import (
     positive,
 )
 from chopper.experiments.results import Experiment, Headline, Labels
-from chopper.workloads.microbenchmarks import clock_and_power
+from chopper.workloads.membw import clock_and_power
 
 WORKLOAD = Workload(
     name="gemm",

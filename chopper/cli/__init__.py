@@ -110,8 +110,8 @@ def meant(words: list[str]) -> list[str]:
 def _is_program(words: list[str]) -> bool:
     """Return whether the words behind ``run`` are a program and its options, not a workload's."""
     from chopper.cli.record_ import command
-    from chopper.experiments.catalogue import program
     from chopper.experiments.launch import is_program
+    from chopper.experiments.prepare import program
 
     try:
         context = command.make_context("record", [*words], resilient_parsing=True)
@@ -123,7 +123,7 @@ def _is_program(words: list[str]) -> bool:
 
 def _suggested(words: list[str]) -> str | None:
     """Return Chopper's command for the name of another tool's, or of a workload."""
-    from chopper.experiments.catalogue import program
+    from chopper.experiments.prepare import program
 
     first, *rest = words
     name = first.strip().lower()

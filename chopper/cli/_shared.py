@@ -166,9 +166,9 @@ def completing(
 
 
 def _workloads() -> Iterable[str]:
-    from chopper.experiments import catalogue
+    from chopper.experiments import prepare
 
-    return catalogue.workloads()
+    return prepare.workloads()
 
 
 workloads = completing(_workloads)

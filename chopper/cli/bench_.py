@@ -29,7 +29,7 @@ class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not {"--help", "-h"}.isdisjoint(args):
             from chopper.cli.workloads_ import described
-            from chopper.experiments.catalogue import program
+            from chopper.experiments.prepare import program
 
             # The first that can be one: an output's directory may be called like a workload.
             named = next((word for word in args if program(word)), None)
@@ -105,9 +105,8 @@ def command(
       chopper bench fsdp2 --ranks 8 -- --size 8b --sequence 8192 --dtype bfloat16
     """
     from chopper.errors import UsageError
-    from chopper.experiments.catalogue import find, program
     from chopper.experiments.launch import is_program
-    from chopper.experiments.prepare import WorkloadUnavailable, prepare
+    from chopper.experiments.prepare import WorkloadUnavailable, find, prepare, program
     from chopper.recording.signals import interrupts_end_at_once
     from chopper.storage.destination import new_output
 
@@ -146,7 +145,7 @@ def command(
 def _show_model(workload: str, reason: str, *, as_json: bool) -> None:
     """Show the headlines that a workload calculates without running, where it has any."""
     from chopper.experiments import results as ex
-    from chopper.experiments.catalogue import program
+    from chopper.experiments.prepare import program
     from chopper.reports.experiment import headlines_page
 
     entry = program(workload)

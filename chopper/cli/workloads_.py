@@ -29,7 +29,7 @@ def command(workload: str | None, as_json: bool) -> None:
       chopper workloads overlap
       chopper workloads --json | jq '.workloads[].name'
     """
-    from chopper.experiments.catalogue import find, workloads
+    from chopper.experiments.prepare import find, workloads
 
     if workload is not None:
         find(workload)
@@ -47,7 +47,7 @@ def command(workload: str | None, as_json: bool) -> None:
 
 def described(name: str) -> str:
     """One workload for people: its program, its cost, its options."""
-    from chopper.experiments.catalogue import find, options_of
+    from chopper.experiments.prepare import find, options_of
 
     workload = find(name)
     out = click.HelpFormatter(width=_WIDTH)
@@ -94,7 +94,7 @@ def _summary(workload: Workload, variant: Variant) -> str:
 
 
 def _plain(name: str) -> dict[str, Any]:
-    from chopper.experiments.catalogue import find, options_of
+    from chopper.experiments.prepare import find, options_of
 
     workload = find(name)
     fields = ("summary", "module", "ranks", "repeats", "seconds", "baseline")

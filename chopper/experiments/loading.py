@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from chopper import pipeline
 from chopper.analyzers.trace.samples import in_phase, of_rank
 from chopper.errors import ChopperError, InputError
-from chopper.experiments.catalogue import program
 from chopper.experiments.declarations import MEASURED
+from chopper.experiments.prepare import program
 from chopper.experiments.results import (
     STEP,
     Experiment,

@@ -1,7 +1,8 @@
-"""Check that a reference workload can run here as asked, and start its ranks.
+"""Look a reference workload up, check that it can run here as asked, and start its ranks.
 
-``prepare`` refuses what cannot work, in one line each, before anything is written or started;
-``Launch.run`` starts the ranks and returns when none of them is left.
+A workload is a module of the folder ``workloads/`` that assigns WORKLOAD. ``prepare`` refuses what
+cannot work, in one line each, before anything is written or started; ``Launch.run`` starts the
+ranks and returns when none of them is left.
 """
 
 from __future__ import annotations
@@ -12,22 +13,68 @@ import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import chopper.workloads
 from chopper.errors import ChopperError, UsageError
-from chopper.experiments.catalogue import find, options_of, program
+from chopper.experiments.results import Program
 from chopper.fresh_python import own_python
 from chopper.limits import usable_cores, usable_memory_bytes
 from chopper.quantities import one_of
 from chopper.recording.claim import LAUNCHED_VARIABLE, OUTPUT_VARIABLE, STACKS_VARIABLE
 
 if TYPE_CHECKING:
-    from chopper.experiments.declarations import Needs, Variant, Workload
+    from chopper.experiments.declarations import Needs, Option, Variant, Workload
+
+_MARK = "\nWORKLOAD = "
 
 
 class WorkloadUnavailable(ChopperError):
     """The workload cannot run on this machine as asked; the message says what would."""
+
+
+@cache
+def program(name: str) -> Program | None:
+    """Load a workload's declaration and functions; None where there is none of this name."""
+    if not name.isidentifier() or not any(
+        _declares(folder / f"{name}.py") for folder in _folders()
+    ):
+        return None
+    module = importlib.import_module(f"chopper.workloads.{name}")
+    optional = {function: getattr(module, function, None) for function in ("headlines", "model")}
+    return Program(workload=module.WORKLOAD, needs=module.needs, **optional)
+
+
+@cache
+def workloads() -> dict[str, Workload]:
+    """All workloads by name, in the order of their positions."""
+    files = (file for folder in _folders() for file in sorted(folder.glob("*.py")))
+    programs = (program(file.stem) for file in files if _declares(file))
+    listed = sorted((p.workload for p in programs if p), key=lambda w: (w.position, w.name))
+    return {workload.name: workload for workload in listed}
+
+
+def _folders() -> list[Path]:
+    return [Path(folder) for folder in chopper.workloads.__path__]
+
+
+def _declares(file: Path) -> bool:
+    """Read, not imported: the modules beside the workloads load torch."""
+    return file.is_file() and _MARK in file.read_text(encoding="utf-8")
+
+
+def find(name: str) -> Workload:
+    """Look a workload up by name; UsageError where there is none."""
+    declared = program(name) or program(one_of("workload", name, workloads()))
+    assert declared is not None
+    return declared.workload
+
+
+def options_of(name: str) -> tuple[Option, ...]:
+    """Options of a workload that are the user's to set behind ``--``."""
+    return tuple(option for option in find(name).options if not option.hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,8 +168,7 @@ def read_record(command: click.Command, rest: list[str]) -> None:
 def read_bench(command: click.Command, rest: list[str]) -> None:
     """Check the workload, its variants and its own options; this machine may lack what it needs."""
     from chopper.errors import UsageError
-    from chopper.experiments.catalogue import find
-    from chopper.experiments.prepare import WorkloadUnavailable, prepare
+    from chopper.experiments.prepare import WorkloadUnavailable, find, prepare
 
     asked = command.make_context("bench", [*rest]).params
     shared = {k: asked[k] for k in ("ranks", "steps", "options", "variants", "repeats")}

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from chopper.cli.bench_ import _show_experiment
 from chopper.experiments import results as ex
-from chopper.experiments.catalogue import workloads
 from chopper.experiments.declarations import Bound
 from chopper.experiments.judgement import others_while, tolerated_cores
 from chopper.experiments.loading import load
+from chopper.experiments.prepare import workloads
 from chopper.reports import experiment as report
 from chopper.statistics import ratio
 from tests.experiments.test_experiment import recorded

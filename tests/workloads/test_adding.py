@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import chopper.workloads
 from chopper.cli import cli
 from chopper.errors import UsageError
-from chopper.experiments import catalogue
+from chopper.experiments import prepare as preparing
 from chopper.experiments.prepare import prepare
 from tests.workloads.test_headlines import measured
 
@@ -67,16 +67,16 @@ def double(monkeypatch, tmp_path):
     (tmp_path / "helper.py").write_text("raise SystemExit('a module beside the workloads')")
     monkeypatch.setattr(chopper.workloads, "__path__", [*chopper.workloads.__path__, str(tmp_path)])
     importlib.invalidate_caches()
-    catalogue.program.cache_clear()
-    catalogue.workloads.cache_clear()
+    preparing.program.cache_clear()
+    preparing.workloads.cache_clear()
     yield "double"
     sys.modules.pop("chopper.workloads.double", None)
-    catalogue.program.cache_clear()
-    catalogue.workloads.cache_clear()
+    preparing.program.cache_clear()
+    preparing.workloads.cache_clear()
 
 
 def test_it_is_listed_behind_those_that_have_a_position(double):
-    names = [*catalogue.workloads()]
+    names = [*preparing.workloads()]
     assert names[0] == "fsdp1"
     assert names[-1] == double
     assert "double" in CliRunner().invoke(cli, ["workloads"], catch_exceptions=False).stdout
@@ -119,7 +119,7 @@ def test_its_program_measures_what_its_headlines_are_drawn_from(double, monkeypa
 
 
 def test_every_workload_is_called_like_its_module():
-    for name, workload in catalogue.workloads().items():
+    for name, workload in preparing.workloads().items():
         assert workload.name == name
         own = [v.module for v in workload.variants if v.module]
         assert workload.module == (own[0] if own else f"chopper.workloads.{name}")

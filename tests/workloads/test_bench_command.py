@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.experiments import prepare as preparing
-from chopper.experiments.catalogue import find, options_of, workloads
-from chopper.experiments.prepare import WorkloadUnavailable, prepare
+from chopper.experiments.prepare import WorkloadUnavailable, find, options_of, prepare, workloads
 from chopper.fresh_python import own_python
 from tests.listening import listening_addresses, reachable_from_outside
 from tests.waiting import PATIENCE_S, until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chopper.errors import UsageError
-from chopper.experiments.catalogue import find
+from chopper.experiments.prepare import find
 from chopper.workloads.compile import TARGETS, needs, portability_ratio
 from tests.waiting import PATIENCE_S
 

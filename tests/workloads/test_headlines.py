@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from chopper.experiments import results as ex
-from chopper.experiments.catalogue import program
+from chopper.experiments.prepare import program
 from chopper.experiments.results import Headline
 from chopper.reports import to_markdown
 from chopper.reports.experiment import headline_table

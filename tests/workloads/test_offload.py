@@ -22,9 +22,12 @@ from chopper.analyzers.estimates.memory import memory  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
 from chopper.experiments import prepare as preparing  # noqa: E402
 from chopper.experiments import results as ex  # noqa: E402
-from chopper.experiments.catalogue import find  # noqa: E402
 from chopper.experiments.loading import load  # noqa: E402
-from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.experiments.prepare import (  # noqa: E402
+    WorkloadUnavailable,
+    find,
+    prepare,
+)
 from chopper.workloads import placement as formulas  # noqa: E402
 from chopper.workloads import training  # noqa: E402
 from chopper.workloads.offload_memory import Saver, live  # noqa: E402

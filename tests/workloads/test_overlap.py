@@ -14,9 +14,12 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from chopper.errors import UsageError  # noqa: E402
-from chopper.experiments.catalogue import find  # noqa: E402
 from chopper.experiments.loading import load  # noqa: E402
-from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
+from chopper.experiments.prepare import (  # noqa: E402
+    WorkloadUnavailable,
+    find,
+    prepare,
+)
 from chopper.reports import experiment as report  # noqa: E402
 from tests.waiting import PATIENCE_S  # noqa: E402
 
