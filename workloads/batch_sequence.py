@@ -1,4 +1,4 @@
-"""FSDP1 and FSDP2 over batch × sequence, with the overheads of each operation.
+"""FSDP1 and FSDP2 over batch × sequence: throughput, and what the clock takes.
 
     chopper bench batch_sequence
     chopper bench batch_sequence --ranks 8 -o runs/grid-mi300x
@@ -50,8 +50,8 @@ _FIXED = ("batch", "sequence", "allocations")
 
 WORKLOAD = Workload(
     name="batch_sequence",
-    summary="FSDP1 and FSDP2 over batch × sequence: throughput, and how the ideal time of each "
-    "operation became the time that it took",
+    summary="FSDP1 and FSDP2 over batch × sequence: throughput, causes, and the clock's factor in "
+    "the time of products",
     options=(
         *(
             replace(o, default=None, help=f"{o.help}; by default {_OPEN[o.name]}")
