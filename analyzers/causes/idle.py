@@ -329,11 +329,18 @@ def _solid(parts: Parts) -> Parts:
 
 
 def blocking_copies(links: Links) -> np.ndarray:
-    """Return the copies whose call returned only when they were done: it waited for the device."""
-    copies = np.flatnonzero(links.events.of("memcpy") & links.has_launch)
+    """Return the copies whose call waited until they were done, as indices of device events.
+
+    The call returned no earlier, and it is one that waits, or the copy one for which every call
+    does: an asynchronous call from pinned memory that took longer than its copy was only slow.
+    """
+    host, events = links.host, links.events
+    copies = np.flatnonzero(events.of("memcpy") & links.has_launch)
     rows = links.launch_row[copies]
-    waited = links.host.ends(rows) >= links.events.end_ns[copies]
-    return copies[waited & links.host.of("runtime", "driver")[rows]]
+    waits: np.ndarray = host.named(names.is_synchronizing_call)[rows]
+    waits |= events.named(names.is_waiting_copy)[copies]
+    returned_later = host.ends(rows) >= events.end_ns[copies]
+    return np.asarray(copies[waits & returned_later & host.of("runtime", "driver")[rows]])
 
 
 def _span_causes(host: HostSpans, *, on_host: bool = False) -> np.ndarray:

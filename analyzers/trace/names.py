@@ -104,6 +104,10 @@ is_synchronizing_call = NameSearch(
 )
 """A runtime call that blocks until the device is done."""
 
+is_waiting_copy = NameSearch(r"Pageable|(DtoH|DeviceToHost|Device-to-Host)(?!.*Pinned)")
+"""A copy for which even an asynchronous call waits: of pageable memory, or to the host, unless that
+is known to be pinned."""
+
 is_driver_overhead = NameSearch(
     r"driver compiler|module loading|lazy function loading|command buffer full", ignore_case=True
 )

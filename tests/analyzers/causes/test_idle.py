@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from chopper.analyzers.causes.attribute import RankResult
 from chopper.tables import TABLES
 from tests.analyzers.make import attributed, joined, kernel, kernels, span, spans, steps
@@ -220,21 +222,37 @@ def test_a_call_that_blocks_is_the_call_even_when_it_began_before_the_gap() -> N
     assert gaps(attributed(host, device)) == [(100, 480, "call"), (480, 500, "launch_latency")]
 
 
-def test_a_copy_call_that_returns_after_its_copy_waited_for_it() -> None:
+@pytest.mark.parametrize(
+    ("copy", "call", "waits"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "cudaMemcpyAsync", True),
+        ("Memcpy DtoH (Device -> Pageable)", "cudaMemcpyAsync", True),
+        ("Memcpy HtoD (Pinned -> Device)", "cudaMemcpy", True),
+        ("CopyDeviceToHost", "hipMemcpyAsync", True),
+        ("CopyHostToDevice", "hipMemcpyWithStream", True),
+        # A copy of pinned memory does not hold up its call, which was only slow.
+        ("Memcpy HtoD (Pinned -> Device)", "cudaMemcpyAsync", False),
+        ("Memcpy DtoH (Device -> Pinned)", "cudaMemcpyAsync", False),
+        ("CopyHostToDevice", "hipMemcpyAsync", False),
+    ],
+)
+def test_a_copy_call_that_returns_after_its_copy_waited_for_it(
+    copy: str, call: str, waits: bool
+) -> None:
     host = spans(
         span(0, 1000, "ProfilerStep#0", "annotation"),
         launch(1, 2, 1),
-        span(100, 310, "cudaMemcpyAsync", "runtime", correlation_id=2),
+        span(100, 310, call, "runtime", correlation_id=2),
         launch(320, 325, 3),
     )
     device = kernels(
         kernel(10, 100, correlation_id=1),
-        kernel(200, 300, "Memcpy HtoD (Pageable -> Device)", correlation_id=2, kind="memcpy"),
+        kernel(200, 300, copy, correlation_id=2, kind="memcpy"),
         kernel(330, 340, correlation_id=3),
     )
     assert gaps(attributed(host, device)) == [
         (100, 200, "call"),
-        (300, 310, "preparation.synchronization"),
+        (300, 310, "preparation.synchronization" if waits else "preparation.runtime"),
         (310, 320, "preparation.python"),
         (320, 325, "call"),
         (325, 330, "launch_latency"),
