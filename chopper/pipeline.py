@@ -728,7 +728,7 @@ def _answer(recording: Run, prediction: Prediction) -> WhatIf:
     changed = attributed(prediction)
     if replay.pace == 1:
         return prediction.answer(changed)
-    unchanged = attributed(replay.predict(Changes())) if prediction.said else changed
+    unchanged = attributed(replay.predict(Changes())) if prediction.described else changed
     return prediction.answer(changed, unchanged)
 
 

@@ -141,13 +141,13 @@ class WhatIf:
 
 
 def _joined(
-    value: float, interval: tuple[float, float], others: Sequence[float]
+    value: float, interval: tuple[float, float], further: Sequence[float]
 ) -> tuple[float, float]:
     """Return an interval that also covers other values, by the root of the sum of squares."""
     low, high = interval
     return (
-        value - math.hypot(low - value, min(*others, value) - value),
-        value + math.hypot(high - value, max(*others, value) - value),
+        value - math.hypot(low - value, min(*further, value) - value),
+        value + math.hypot(high - value, max(*further, value) - value),
     )
 
 

@@ -31,7 +31,7 @@ class Applied:
         facts: of the ranks.
         coupled_ratio: share of the communication that is matched on all ranks; None without any.
         spent: causes with time in them.
-        said: the changes in words.
+        described: the changes in words.
         notes: what limits the prediction.
         deviations: how many standard errors off the sensitivities to the clock are taken.
     """
@@ -41,7 +41,7 @@ class Applied:
     coupled_ratio: float | None
     spent: set[str]
     deviations: float = 0.0
-    said: list[str] = field(default_factory=list)
+    described: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def apply(self, changes: Changes) -> None:
@@ -64,7 +64,7 @@ class Applied:
             self.graphs()
         if changes.overlap:
             self.scenario.overlap = True
-            self.said.append("communication overlaps perfectly")
+            self.described.append("communication overlaps perfectly")
 
     def fix(self, causes: Sequence[str]) -> None:
         """Causes take no time."""
@@ -75,7 +75,7 @@ class Applied:
             )
         change.remove_causes(self.scenario, self.facts, causes)
         for cause in causes:
-            self.said.append(f"without {fmt.inside(CAUSES[cause].label)} ({cause})")
+            self.described.append(f"without {fmt.inside(CAUSES[cause].label)} ({cause})")
             if cause not in self.spent:
                 self.notes.append(f"{cause}: takes no time in this run")
 
@@ -90,7 +90,7 @@ class Applied:
                 "its kernels depend on it"
             )
         wanted = "the reference" if clock_hz is None else fmt.hertz(clock_hz)
-        self.said.append(f"device clock at {wanted}")
+        self.described.append(f"device clock at {wanted}")
         if changed_ns < _SAID_CLOCK_RATIO * concerned_ns:
             self.notes.append(
                 f"the clock is known for {fmt.ratio(changed_ns / concerned_ns)} of the kernels' "
@@ -118,20 +118,20 @@ class Applied:
         latency = changes.latency_ns
         if changes.latency_ratio is not None:
             latency = link.latency_ns * changes.latency_ratio
-        if latency is not None and not link.told:
+        if latency is not None and not link.separable:
             raise UsageError(
                 "--latency: the run's messages all have about the same size, so latency and "
                 "bandwidth of the link cannot be separated"
             )
         change.set_link(self.scenario, self.facts, link, ratio, latency)
         if ratio != 1.0:
-            self.said.append(f"link bandwidth {fmt.factor(ratio)}")
+            self.described.append(f"link bandwidth {fmt.factor(ratio)}")
         if latency is not None:
             before = fmt.duration(link.latency_ns)
-            self.said.append(f"link latency {fmt.duration(latency)} (now {before})")
+            self.described.append(f"link latency {fmt.duration(latency)} (now {before})")
 
     def faster(self, what: str, times: float) -> None:
-        """Kernels of a family, or found by a regular expression, are so many times as fast."""
+        """Divide the time of a family's kernels, or of those whose name matches, by a factor."""
         families = ", ".join(change.FAMILIES)
         try:
             count = change.make_faster(self.scenario, self.facts, what, times)
@@ -145,7 +145,7 @@ class Applied:
                 f"--faster {what!r}: matches no kernel and no operator; expected a family "
                 f"({families}) or a regular expression of names{hint}"
             )
-        self.said.append(
+        self.described.append(
             f"{what} {fmt.factor(times)} as fast ({fmt.plural(count, 'device event')})"
         )
 
@@ -160,8 +160,8 @@ class Applied:
         if not count:
             hint = _hint(name, change.operator_names(self.facts))
             raise UsageError(f"--without {name!r}: the run has no operator of this name{hint}")
-        for place, gone in self.scenario.gone.items():
-            node = self.scenario.ranks[place]
+        for rank_index, gone in self.scenario.gone.items():
+            node = self.scenario.ranks[rank_index]
             step, steps = node.links.step, len(node.links.steps.start_ns)
             inside = (step >= 0) & (step < steps)
             if gone[inside if inside.any() else slice(None)].all():
@@ -169,14 +169,14 @@ class Applied:
                     f"--without {name!r}: nothing that rank {node.rank} ran would be left; name "
                     "fewer operators"
                 )
-        self.said.append(f"without operator {name}")
+        self.described.append(f"without operator {name}")
 
     def graphs(self) -> None:
         """Each step is launched as one graph."""
         if any(f.node.joined.host_only for f in self.facts):
             raise UsageError("--graphs: there is no device, so nothing is launched")
         change.launch_graphs(self.scenario, self.facts)
-        self.said.append("each step launched as one graph")
+        self.described.append("each step launched as one graph")
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

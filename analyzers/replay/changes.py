@@ -118,9 +118,9 @@ class RankFacts:
     def bus_bytes(self) -> np.ndarray:
         """Bytes of each communication event times its bus factor, NaN where not known."""
         communication = self.node.joined.communication
-        found = np.full(len(self.node.start), np.nan)
-        found[communication.event_row] = communication.bus_bytes
-        return found
+        bus_bytes = np.full(len(self.node.start), np.nan)
+        bus_bytes[communication.event_row] = communication.bus_bytes
+        return bus_bytes
 
 
 def leaves_of(cause: str) -> list[str]:
@@ -130,14 +130,14 @@ def leaves_of(cause: str) -> list[str]:
 
 def not_fixable(cause: str) -> str | None:
     """Return why nothing takes a cause away; None where something does."""
-    own = leaves_of(cause)
-    return NOT_FIXABLE[own[0]] if all(c in NOT_FIXABLE for c in own) else None
+    leaves = leaves_of(cause)
+    return NOT_FIXABLE[leaves[0]] if all(c in NOT_FIXABLE for c in leaves) else None
 
 
 def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[str]) -> None:
     """Causes, with all below them, take no time."""
-    asked = set(causes)
-    leaves = {leaf for cause in asked for leaf in leaves_of(cause)}
+    requested = set(causes)
+    leaves = {leaf for cause in requested for leaf in leaves_of(cause)}
     scenario.calls |= "idle.call" in leaves
     scenario.latency |= "idle.launch_latency" in leaves
     scenario.dependency |= "idle.dependency" in leaves
@@ -145,35 +145,39 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
     scenario.uncoupled |= "communication.wait" in leaves
     scenario.new_clock |= leaves.issuperset(leaves_of("compute.clock"))
     wanted = [CODES[c] for c in leaves if c.startswith("idle.")]
-    for place, fact in enumerate(facts):
+    for rank_index, fact in enumerate(facts):
         node = fact.node
         parts = node.program.parts
         if wanted:
-            scenario.without_host(place, np.isin(parts.cause, wanted))
-        _remove_computing(scenario, place, fact, leaves)
+            scenario.without_host(rank_index, np.isin(parts.cause, wanted))
+        _remove_computing(scenario, rank_index, fact, leaves)
         if "compute.recompute" in leaves:
             phase = np.append(node.links.span_phase, -1)[parts.span]
-            scenario.without_host(place, phase == PHASES.index("recompute"))
-        _remove_communication(scenario, place, fact, asked, leaves)
-        _remove_copies(scenario, place, node, leaves)
-        _remove_core_waits(scenario, place, fact, leaves)
+            scenario.without_host(rank_index, phase == PHASES.index("recompute"))
+        _remove_communication(scenario, rank_index, fact, requested, leaves)
+        _remove_copies(scenario, rank_index, node, leaves)
+        _remove_core_waits(scenario, rank_index, fact, leaves)
 
 
-def _remove_core_waits(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:
+def _remove_core_waits(
+    scenario: Scenario, rank_index: int, fact: RankFacts, leaves: set[str]
+) -> None:
     """Shorten host parts by their waits for a core; computing has lost its part already."""
     computing, preparing = "compute.core_wait", "idle.preparation.core_wait"
     waited = np.stack([fact.of_windows(cause) for cause in (computing, preparing)])
     gone = waited * np.array([[computing in leaves], [preparing in leaves]])
     if not gone.any():
         return
-    scenario.freed[place] = gone, waited - gone
+    scenario.freed[rank_index] = gone, waited - gone
     if preparing in leaves:
-        left = without_core_wait(fact.node, fact.of_windows(preparing))
-        scenario.part_scale[place] = left * scenario.part_scale.get(place, 1.0)
+        factor = without_core_wait(fact.node, fact.of_windows(preparing))
+        scenario.part_scale[rank_index] = factor * scenario.part_scale.get(rank_index, 1.0)
 
 
-def _remove_computing(scenario: Scenario, place: int, fact: RankFacts, leaves: set[str]) -> None:
-    """Kernels without the factors, or the whole work, that these causes stand for.
+def _remove_computing(
+    scenario: Scenario, rank_index: int, fact: RankFacts, leaves: set[str]
+) -> None:
+    """Shorten kernels by the factors of these causes, or remove those that are such work.
 
     A factor f that is removed alone makes a kernel of time t take t ÷ f. The attribution's share of
     it is L(t, base) · ln f, which gives ln f back.
@@ -193,21 +197,21 @@ def _remove_computing(scenario: Scenario, place: int, fact: RankFacts, leaves: s
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.where((base > 0) & (total > base), (total - base) / np.log(total / base), total)
         known = (base > 0) & (total > base)
-        left = np.where(known, np.exp(-logarithm / mean), 1 - logarithm / np.maximum(total, 1)) * (
-            1 - plain / np.maximum(total, 1)
-        )
-    factor = np.where(total > 0, np.clip(left, 0.0, 1.0), 1.0)
+        remaining = np.where(
+            known, np.exp(-logarithm / mean), 1 - logarithm / np.maximum(total, 1)
+        ) * (1 - plain / np.maximum(total, 1))
+    factor = np.where(total > 0, np.clip(remaining, 0.0, 1.0), 1.0)
     if (factor < 1).any():
-        scenario.scale(place, factor)
+        scenario.scale(rank_index, factor)
 
 
 def _remove_communication(
-    scenario: Scenario, place: int, fact: RankFacts, asked: set[str], leaves: set[str]
+    scenario: Scenario, rank_index: int, fact: RankFacts, requested: set[str], leaves: set[str]
 ) -> None:
     node = fact.node
     sent = node.links.work_class == COMMUNICATION
     run = np.full(len(sent), -1, dtype=np.int64)
-    if asked & {"communication", "communication.transfer"}:
+    if requested & {"communication", "communication.transfer"}:
         run[sent & node.coupled] = 0
     elif "communication.transfer.below_peak" in leaves:
         at_peak = fact.at_peak_ns
@@ -218,17 +222,17 @@ def _remove_communication(
     if "communication.unseparated" in leaves:
         run[sent & ~node.coupled] = 0
     if (run >= 0).any():
-        scenario.run_ns[place] = run
+        scenario.run_ns[rank_index] = run
 
 
-def _remove_copies(scenario: Scenario, place: int, node: RankNodes, leaves: set[str]) -> None:
+def _remove_copies(scenario: Scenario, rank_index: int, node: RankNodes, leaves: set[str]) -> None:
     chosen = [CODES[c] for c in leaves if c.startswith("copy.")]
     if not chosen:
         return
     links = node.links
     hit = (links.work_class == COPY) & np.isin(copy_direction(links.events), chosen)
     if hit.any():
-        scenario.scale(place, np.where(hit, 0.0, 1.0))
+        scenario.scale(rank_index, np.where(hit, 0.0, 1.0))
 
 
 def set_clock(
@@ -248,7 +252,7 @@ def set_clock(
     """
     scenario.new_clock = True
     changed = concerned = 0
-    for place, fact in enumerate(facts):
+    for rank_index, fact in enumerate(facts):
         links = fact.node.links
         computing = links.work_class == COMPUTE
         concerned += int(links.events.dur_ns[computing].sum())
@@ -262,7 +266,7 @@ def set_clock(
             factor = (factors.clocks.clock_hz / wanted) ** sensitivity
         known = computing & np.isfinite(factor) & factors.clocks.known & np.isfinite(wanted)
         changed += int(links.events.dur_ns[known].sum())
-        scenario.scale(place, np.where(known, factor, 1.0))
+        scenario.scale(rank_index, np.where(known, factor, 1.0))
     return changed, concerned
 
 
@@ -273,12 +277,12 @@ class Link:
     Attributes:
         latency_ns: least squares over the median of each size; 0 where one size tells nothing.
         bytes_per_s: of the largest transfers after the latency; None without known sizes.
-        told: whether sizes differ enough to tell latency from bandwidth.
+        separable: whether sizes differ enough to tell latency from bandwidth.
     """
 
     latency_ns: float
     bytes_per_s: float | None
-    told: bool
+    separable: bool
 
 
 def observed_link(facts: list[RankFacts]) -> Link:
@@ -290,17 +294,17 @@ def observed_link(facts: list[RankFacts]) -> Link:
         time.append(fact.node.transfer_ns[rows])
     sizes, times = np.concatenate(size or [np.zeros(0)]), np.concatenate(time or [np.zeros(0)])
     if not len(sizes):
-        return Link(0.0, None, told=False)
+        return Link(0.0, None, separable=False)
     distinct, number = np.unique(sizes, return_inverse=True)
     middle = np.array([np.median(times[number == i]) for i in range(len(distinct))])
     if len(distinct) > 1 and distinct[-1] / distinct[0] >= _SPREAD:
         weight = np.sqrt(np.bincount(number))
         matrix = np.stack([np.ones(len(distinct)), distinct], axis=1)
-        found = np.linalg.lstsq(matrix * weight[:, None], middle * weight, rcond=None)[0]
-        latency = float(np.clip(found[0], 0.0, middle.min()))
-        left = max(float(middle[-1]) - latency, 1.0)
-        return Link(latency, float(distinct[-1]) / left * 1e9, told=True)
-    return Link(0.0, float(sizes.sum() / max(times.sum(), 1)) * 1e9, told=False)
+        solution = np.linalg.lstsq(matrix * weight[:, None], middle * weight, rcond=None)[0]
+        latency = float(np.clip(solution[0], 0.0, middle.min()))
+        transfer_ns = max(float(middle[-1]) - latency, 1.0)
+        return Link(latency, float(distinct[-1]) / transfer_ns * 1e9, separable=True)
+    return Link(0.0, float(sizes.sum() / max(times.sum(), 1)) * 1e9, separable=False)
 
 
 def set_link(
@@ -310,21 +314,21 @@ def set_link(
     bandwidth_ratio: float,
     latency_ns: float | None,
 ) -> None:
-    """The link has so many times the bandwidth, and another latency.
+    """Scale the bandwidth of the link, and set its latency.
 
     What a transfer takes beyond the latency is its bytes' and shrinks with the bandwidth: a link
     that was not used fully stays so. One that was quicker than the latency keeps its lead.
     """
     wanted = link.latency_ns if latency_ns is None else latency_ns
-    for place, fact in enumerate(facts):
+    for rank_index, fact in enumerate(facts):
         node = fact.node
-        asked = scenario.run_ns.get(place, np.int64(-1))
-        transfer = np.where(asked >= 0, asked, node.transfer_ns)
+        requested_ns = scenario.run_ns.get(rank_index, np.int64(-1))
+        transfer = np.where(requested_ns >= 0, requested_ns, node.transfer_ns)
         fixed = np.minimum(transfer, link.latency_ns)
         latency = fixed * (wanted / link.latency_ns) if link.latency_ns else wanted
         changed = np.where(transfer > 0, latency + (transfer - fixed) / bandwidth_ratio, 0.0)
-        run = np.where(node.coupled, np.rint(changed), asked)
-        scenario.run_ns[place] = run.astype(np.int64)
+        run = np.where(node.coupled, np.rint(changed), requested_ns)
+        scenario.run_ns[rank_index] = run.astype(np.int64)
 
 
 def _of_family(node: RankNodes, family_name: str) -> np.ndarray:
@@ -334,29 +338,29 @@ def _of_family(node: RankNodes, family_name: str) -> np.ndarray:
     codes, values = links.events.names
     of_op = np.array([*map(family, op_values), None])[op_codes]
     of_kernel = np.array([*kernel_families(values), None])[codes]
-    found = np.where(np.isin(of_op, FAMILIES), of_op, of_kernel)
-    found[links.work_class == COMMUNICATION] = "communication"
-    found[links.work_class == COPY] = "copy"
-    return np.asarray(found == family_name)
+    families = np.where(np.isin(of_op, FAMILIES), of_op, of_kernel)
+    families[links.work_class == COMMUNICATION] = "communication"
+    families[links.work_class == COPY] = "copy"
+    return np.asarray(families == family_name)
 
 
 def make_faster(scenario: Scenario, facts: list[RankFacts], what: str, times: float) -> int:
-    """A family of kernels, or those that a regular expression finds, are so many times faster.
+    """Divide the time of a family's kernels, or of those whose name matches, by a factor.
 
     Returns:
-        How many device events that are.
+        Number of these device events.
     """
     count = 0
-    for place, fact in enumerate(facts):
+    for rank_index, fact in enumerate(facts):
         node = fact.node
         if what in FAMILIES:
             hit = _of_family(node, what)
         else:
             links = node.links
-            found = re.compile(what).search
-            hit = matching(*links.events.names, found) | matching(*links.op_names, found)
+            search = re.compile(what).search
+            hit = matching(*links.events.names, search) | matching(*links.op_names, search)
         count += int(hit.sum())
-        scenario.scale(place, np.where(hit, 1 / times, 1.0))
+        scenario.scale(rank_index, np.where(hit, 1 / times, 1.0))
     return count
 
 
@@ -370,32 +374,32 @@ def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> in
         How many device events are gone.
     """
     count = 0
-    whole = re.compile(f"(?:aten::)?(?:{name})")
-    for place, fact in enumerate(facts):
+    pattern = re.compile(f"(?:aten::)?(?:{name})")
+    for rank_index, fact in enumerate(facts):
         node = fact.node
         links = node.links
         host = links.host
         if not len(host):
             continue
         called = host.of("cpu_op", "annotation") & host.named(
-            lambda n: n == name or whole.fullmatch(n)
+            lambda n: n == name or pattern.fullmatch(n)
         )
         inside = np.append(host.nesting.nearest(called) >= 0, np.array([False]))
         row = np.where(links.launch_row >= 0, links.launch_row, links.op_row)
         gone = inside[row]
         count += int(gone.sum()) + int(called.sum())
-        scenario.without_events(place, gone)
+        scenario.without_events(rank_index, gone)
         parts = node.program.parts
         left_out = inside[parts.span]
         # What lies between two such calls and is no operator is the loop that made them.
         between = np.zeros(len(left_out), dtype=bool)
         between[1:-1] = left_out[:-2] & left_out[2:]
         left_out |= between & np.isin(parts.cause, _BETWEEN)
-        scenario.without_host(place, left_out)
+        scenario.without_host(rank_index, left_out)
         program = node.program
         calls = (program.waits_for >= 0) | program.waits_for_all
         still = calls & inside[np.where(calls & (program.row >= 0), program.row, -1)]
-        scenario.calm[place] = still | scenario.calm.get(place, False)
+        scenario.calm[rank_index] = still | scenario.calm.get(rank_index, False)
     return count
 
 
@@ -405,17 +409,17 @@ def launch_graphs(scenario: Scenario, facts: list[RankFacts]) -> None:
     Data loading, synchronization, the allocator and garbage collection stay.
     """
     scenario.calls = True
-    for place, fact in enumerate(facts):
-        scenario.without_host(place, np.isin(fact.node.program.parts.cause, _OF_LAUNCHING))
+    for rank_index, fact in enumerate(facts):
+        scenario.without_host(rank_index, np.isin(fact.node.program.parts.cause, _OF_LAUNCHING))
 
 
 def operator_names(facts: list[RankFacts]) -> list[str]:
     """Names of the operators of the run."""
-    found: set[str] = set()
+    operators: set[str] = set()
     for fact in facts:
         host = fact.node.links.host
         if len(host):
             codes, values = host.names
             used = np.unique(codes[host.of("cpu_op") & ~host.named(names.is_wrapper)])
-            found |= {values[i] for i in used}
-    return sorted(found)
+            operators |= {values[i] for i in used}
+    return sorted(operators)

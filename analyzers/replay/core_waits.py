@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.scenario import Outcome
 
 
-def core_waits(outcome: Outcome, place: int) -> pa.Table | None:
+def core_waits(outcome: Outcome, rank_index: int) -> pa.Table | None:
     """Return the CORE_WAIT of a rank without a device; None if it has none."""
-    node = outcome.scenario.ranks[place]
+    node = outcome.scenario.ranks[rank_index]
     windows = node.joined.windows
     wait, sleep = wait_of_steps(node.joined.inputs.core_wait, windows.numbers)
     if not node.joined.host_only or not wait.any():
         return None
-    before, after = np.diff(windows.bounds_ns), np.diff(outcome.windows(place))
-    removed, left = outcome.scenario.freed.get(place, (np.zeros((2, 1)), None))
+    before, after = np.diff(windows.bounds_ns), np.diff(outcome.windows(rank_index))
+    removed, remaining = outcome.scenario.freed.get(rank_index, (np.zeros((2, 1)), None))
     awake = before - np.maximum(sleep, 0) - removed.sum(axis=0)
     scale = np.minimum(after / np.maximum(awake, 1), 1.0)
     computing = None
-    if left is None:
+    if remaining is None:
         waiting = _scaled(wait, scale)
     else:
-        computing, preparing = _scaled(left[0], scale), _scaled(left[1], scale)
+        computing, preparing = _scaled(remaining[0], scale), _scaled(remaining[1], scale)
         waiting = computing + preparing
     asleep = np.where(sleep < 0, -1, np.maximum(after - _scaled(awake, scale), 0))
     return _table(windows.numbers, after, waiting, asleep, computing)
@@ -84,7 +84,7 @@ def _table(
         "run_delay_ns": delay,
         "run_ns": ran if known else nullable(np.full(len(time), -1)),
     }
-    found = pa.table({f.name: pa.array(values[f.name]).cast(f.type) for f in declared.arrow})
+    table = pa.table({f.name: pa.array(values[f.name]).cast(f.type) for f in declared.arrow})
     if computing_ns is None:
-        return found
-    return found.append_column(COMPUTING, pa.array(computed))
+        return table
+    return table.append_column(COMPUTING, pa.array(computed))

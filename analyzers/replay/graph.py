@@ -100,12 +100,12 @@ class RankNodes:
             for kind, moment in ((OP_START, self.start), (OP_END, self.end)):
                 of = self.program.kind == kind
                 moment[self.program.row[of]] = self.moment[of]
-        beside = np.flatnonzero(self.start < 0)
-        first = base + len(self.program) + np.arange(len(beside))
-        self.start[beside] = first
-        self.end[beside] = first + len(beside)
+        threaded = np.flatnonzero(self.start < 0)
+        first = base + len(self.program) + np.arange(len(threaded))
+        self.start[threaded] = first
+        self.end[threaded] = first + len(threaded)
         self.time_ns = np.concatenate(
-            [self.program.time_ns, events.start_ns[beside], events.end_ns[beside]]
+            [self.program.time_ns, events.start_ns[threaded], events.end_ns[threaded]]
         )
         self.call_ns = np.zeros(len(events), dtype=np.int64)
         self.coupled, self.transfer_ns = _coupled(events, matched)
@@ -132,14 +132,14 @@ class RankNodes:
 
     def edges(self) -> Iterator[Edges]:
         """Yield the edges between its moments."""
-        told = self.program
-        waited = ~told.inside[1:]
+        program = self.program
+        waited = ~program.inside[1:]
         yield (
             PROGRAM,
             self.moment[:-1][waited],
             self.moment[1:][waited],
-            np.minimum(told.work_ns[1:], np.diff(told.time_ns))[waited],
-            (self.interval_base + np.arange(1, len(told)))[waited],
+            np.minimum(program.work_ns[1:], np.diff(program.time_ns))[waited],
+            (self.interval_base + np.arange(1, len(program)))[waited],
         )
         for kind, source, target, weight, of in self._of_events():
             yield kind, source, target, weight, self.event_base + of
@@ -151,44 +151,47 @@ class RankNodes:
         if self.joined.host_only:
             yield from self._other_threads()
             return
-        found = waits(self.links, self.joined.communication, self.recorded)
-        yield self._launches(found)
-        yield from self._unlaunched(found)
-        later = np.flatnonzero(found.previous >= 0)
-        yield self._after(STREAM, found.previous[later], later, found.stream_ns)
-        yield self._after(EVENT, found.source, found.target, found.event_ns)
+        waits_found = waits(self.links, self.joined.communication, self.recorded)
+        yield self._launches(waits_found)
+        yield from self._unlaunched(waits_found)
+        later = np.flatnonzero(waits_found.previous >= 0)
+        yield self._after(STREAM, waits_found.previous[later], later, waits_found.stream_ns)
+        yield self._after(EVENT, waits_found.source, waits_found.target, waits_found.event_ns)
 
     def _synchronization(self) -> Iterator[Edges]:
         """Edges to where the host goes on, from the ends that it waited for."""
-        told, links, ends = self.program, self.links, self.links.events.end_ns
-        at = np.flatnonzero(told.waits_for >= 0)
-        source = told.waits_for[at]
+        program, links, ends = self.program, self.links, self.links.events.end_ns
+        at = np.flatnonzero(program.waits_for >= 0)
+        source = program.waits_for[at]
         kind = COLLECTIVE_WAIT if self.joined.host_only else SYNCHRONIZE
         # What the host does once it is awake.
-        awake = np.minimum(told.time_ns[at] - ends[source], told.work_ns[at])
+        awake = np.minimum(program.time_ns[at] - ends[source], program.work_ns[at])
         yield kind, self.end[source], self.moment[at], awake, source
-        whole = np.flatnonzero(told.waits_for_all)
-        if not len(whole):
+        device_waits = np.flatnonzero(program.waits_for_all)
+        if not len(device_waits):
             return
         # The last event that each stream had been given before the call.
-        asked, returned = told.time_ns[np.maximum(whole - 1, 0)], told.time_ns[whole]
+        called_ns, returned = (
+            program.time_ns[np.maximum(device_waits - 1, 0)],
+            program.time_ns[device_waits],
+        )
         launch = links.launch_ns
         stream = compact(links.events.stream_key)[1]
         by_stream = np.lexsort((launch, stream))
         for rows in np.split(by_stream, np.cumsum(np.bincount(stream))[:-1]):
-            at = np.searchsorted(launch[rows], asked, side="right") - 1
+            at = np.searchsorted(launch[rows], called_ns, side="right") - 1
             last = rows[np.maximum(at, 0)]
-            fits = (at >= 0) & (ends[last] <= returned) & (last != told.waits_for[whole])
-            awake = np.minimum(returned - ends[last], told.work_ns[whole])[fits]
+            fits = (at >= 0) & (ends[last] <= returned) & (last != program.waits_for[device_waits])
+            awake = np.minimum(returned - ends[last], program.work_ns[device_waits])[fits]
             last = last[fits]
-            yield kind, self.end[last], self.moment[whole[fits]], awake, last
+            yield kind, self.end[last], self.moment[device_waits[fits]], awake, last
 
-    def _launches(self, found: Waits) -> Edges:
+    def _launches(self, waits_found: Waits) -> Edges:
         """Edges from launches to events; fills in what the call takes of each."""
-        told, links, events = self.program, self.links, self.links.events
+        program, links, events = self.program, self.links, self.links.events
         of_row = np.full(len(links.host) + 1, -1, dtype=np.int64)
-        launches = told.kind == LAUNCHES
-        of_row[told.row[launches]] = self.moment[launches]
+        launches = program.kind == LAUNCHES
+        of_row[program.row[launches]] = self.moment[launches]
         has = np.flatnonzero(links.has_launch)
         delay = events.start_ns[has] - links.launch_ns[has]
         length = links.returned_ns[has] - links.launch_ns[has]
@@ -196,32 +199,36 @@ class RankNodes:
         # such time to launch.
         length[row_set(blocking_copies(links), len(events))[has]] = 0
         length[row_set(blocked_launches(links), len(links.host))[links.launch_row[has]]] = 0
-        weight = np.clip(length + found.launch_ns, 0, np.maximum(delay, 0))
+        weight = np.clip(length + waits_found.launch_ns, 0, np.maximum(delay, 0))
         # Where the submission itself varies with the call, so does what goes with it.
-        beyond = np.maximum(delay - max(found.launch_ns, 0), 0)
-        own = np.where(delay <= CALLS * length, beyond, length)
-        self.call_ns[has] = np.maximum(own, np.minimum(length, weight))
+        beyond = np.maximum(delay - max(waits_found.launch_ns, 0), 0)
+        call_ns = np.where(delay <= CALLS * length, beyond, length)
+        self.call_ns[has] = np.maximum(call_ns, np.minimum(length, weight))
         return LAUNCH, of_row[links.launch_row[has]], self.start[has], weight, has
 
-    def _unlaunched(self, found: Waits) -> Iterator[Edges]:
+    def _unlaunched(self, waits_found: Waits) -> Iterator[Edges]:
         """Edges to events whose launch was not recorded, and which began after a gap.
 
         They follow the last moment of the program before them, where that lies after the launch of
         what ran before on the stream: there they must have been launched.
         """
-        told, links, events = self.program, self.links, self.links.events
-        rows = np.flatnonzero(~links.has_launch & (found.previous >= 0))
-        if not len(rows) or not len(told):
+        program, links, events = self.program, self.links, self.links.events
+        rows = np.flatnonzero(~links.has_launch & (waits_found.previous >= 0))
+        if not len(rows) or not len(program):
             return
-        before = found.previous[rows]
+        before = waits_found.previous[rows]
         gap = events.start_ns[rows] - events.end_ns[before]
-        last = np.searchsorted(told.time_ns, events.start_ns[rows], side="right") - 1
+        last = np.searchsorted(program.time_ns, events.start_ns[rows], side="right") - 1
         launched = np.where(
             links.has_launch[before], links.launch_ns[before], events.start_ns[before]
         )
-        late = (gap > found.stream_ns + _GAP_NS) & (last >= 0) & (told.time_ns[last] >= launched)
+        late = (
+            (gap > waits_found.stream_ns + _GAP_NS)
+            & (last >= 0)
+            & (program.time_ns[last] >= launched)
+        )
         rows, last = rows[late], last[late]
-        delay = events.start_ns[rows] - told.time_ns[last]
+        delay = events.start_ns[rows] - program.time_ns[last]
         yield FOLLOW, self.moment[last], self.start[rows], delay, rows
 
     def _after(self, kind: int, source: np.ndarray, target: np.ndarray, least_ns: int) -> Edges:
@@ -240,37 +247,38 @@ class RankNodes:
 
     def _other_threads(self) -> Iterator[Edges]:
         """Edges to what runs on threads of its own, without a device: collectives, operators."""
-        told, links, events = self.program, self.links, self.links.events
-        if not len(told):
+        program, links, events = self.program, self.links, self.links.events
+        if not len(program):
             return
-        by_program = row_set(told.row[told.kind == OP_START], len(events))
-        beside = np.flatnonzero(~by_program)
-        collective = events.of("host_collective")[beside]
-        issued = np.flatnonzero(told.kind == ISSUE)
-        sent = beside[collective]
-        after = np.searchsorted(told.time_ns, events.start_ns[beside], side="right") - 1
+        by_program = row_set(program.row[program.kind == OP_START], len(events))
+        threaded = np.flatnonzero(~by_program)
+        collective = events.of("host_collective")[threaded]
+        issued = np.flatnonzero(program.kind == ISSUE)
+        sent = threaded[collective]
+        after = np.searchsorted(program.time_ns, events.start_ns[threaded], side="right") - 1
         if len(issued):
-            fifo = _issuing_moments(told, links, sent)
+            fifo = _issuing_moments(program, links, sent)
             if fifo is None:
                 last = (
-                    np.searchsorted(told.time_ns[issued], events.start_ns[sent], side="right") - 1
+                    np.searchsorted(program.time_ns[issued], events.start_ns[sent], side="right")
+                    - 1
                 )
                 fifo = np.where(last >= 0, issued[np.maximum(last, 0)], after[collective])
             after[collective] = fifo
         ok = after >= 0
-        beside, after = beside[ok], after[ok]
-        before = previous_on_stream(links)[beside]
+        threaded, after = threaded[ok], after[ok]
+        before = previous_on_stream(links)[threaded]
         has = before >= 0
         free = np.where(has, events.end_ns[before], np.iinfo(np.int64).min)
-        delay = events.start_ns[beside] - told.time_ns[after]
+        delay = events.start_ns[threaded] - program.time_ns[after]
         # How long it takes to begin shows where the thread was free.
-        idle = free <= told.time_ns[after]
+        idle = free <= program.time_ns[after]
         typical = int(np.median(delay[idle])) if idle.any() else 0
         weight = np.where(idle, delay, np.minimum(delay, typical))
-        yield FOLLOW, self.moment[after], self.start[beside], weight, beside
-        gap = (events.start_ns[beside] - free)[has]
+        yield FOLLOW, self.moment[after], self.start[threaded], weight, threaded
+        gap = (events.start_ns[threaded] - free)[has]
         usual = int(np.median(gap[~idle[has]])) if (~idle[has]).any() else 0
-        row = beside[has]
+        row = threaded[has]
         yield STREAM, self.end[before[has]], self.start[row], np.minimum(gap, usual), row
 
 

@@ -39,17 +39,17 @@ _FLAT = 1.02
 
 def set_pace(scenario: Scenario, ratio: float) -> None:
     """Work of the host that tracing slowed takes so much of its traced time."""
-    for place, node in enumerate(scenario.ranks):
+    for rank_index, node in enumerate(scenario.ranks):
         if not node.joined.host_only:
             slowed = np.isin(node.program.parts.cause, _RECORDED)
-            scenario.part_scale[place] = np.where(slowed, ratio, 1.0)
+            scenario.part_scale[rank_index] = np.where(slowed, ratio, 1.0)
 
 
 def without_device(scenario: Scenario) -> None:
     """The device takes no time, and ranks do not wait for each other: the host's work is left."""
     scenario.latency = scenario.dependency = scenario.uncoupled = scenario.synchronization = True
-    for place, node in enumerate(scenario.ranks):
-        scenario.scale(place, np.zeros(len(node.start)))
+    for rank_index, node in enumerate(scenario.ranks):
+        scenario.scale(rank_index, np.zeros(len(node.start)))
 
 
 def host_pace(

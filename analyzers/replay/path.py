@@ -30,7 +30,7 @@ class Path:
     """Stretches of the critical path in time order; they tile the time from its begin to its end.
 
     Attributes:
-        place: of the rank, in the order of the graph.
+        rank_index: index of the rank in the graph.
         start_ns, end_ns: in the graph's time.
         kind: of the edge that the stretch is; LAG where it is a lag.
         event: device event that runs, or that the stretch leads to; -1 for the program's own.
@@ -38,7 +38,7 @@ class Path:
             others.
     """
 
-    place: np.ndarray
+    rank_index: np.ndarray
     start_ns: np.ndarray
     end_ns: np.ndarray
     kind: np.ndarray
@@ -56,10 +56,10 @@ class Path:
         return np.asarray(np.isin(self.kind, [g.RUN, g.TRANSFER]) & (self.event >= 0))
 
     def within(self, windows: list[np.ndarray]) -> Path:
-        """The parts of it in windows: for each rank's place, (windows, 2) begins and ends."""
+        """The parts of it in windows: for each rank's index, (windows, 2) begins and ends."""
         rows, starts, ends = [], [], []
-        for place, bounds in enumerate(windows):
-            mine = np.flatnonzero(self.place == place)
+        for rank_index, bounds in enumerate(windows):
+            mine = np.flatnonzero(self.rank_index == rank_index)
             for begin, end in bounds.tolist():
                 low = np.maximum(self.start_ns[mine], begin)
                 high = np.minimum(self.end_ns[mine], end)
@@ -72,18 +72,18 @@ class Path:
         )
         order = np.argsort(start, kind="stable")
         row = row[order]
-        others = self.kind[row], self.event[row], self.interval[row]
-        return Path(self.place[row], start[order], end[order], *others)
+        columns = self.kind[row], self.event[row], self.interval[row]
+        return Path(self.rank_index[row], start[order], end[order], *columns)
 
 
-def path_of(outcome: Outcome, places: Collection[int]) -> Path:
-    """Critical path to the end of the last window of the ranks in these places."""
+def path_of(outcome: Outcome, rank_indices: Collection[int]) -> Path:
+    """Critical path to the end of the last window of these ranks, by index."""
     scenario = outcome.scenario
     graph = scenario.base.graph
     ends = []
-    for place, node in enumerate(scenario.ranks):
-        bounds = outcome.windows(place)
-        if not len(bounds) or place not in places:
+    for rank_index, node in enumerate(scenario.ranks):
+        bounds = outcome.windows(rank_index)
+        if not len(bounds) or rank_index not in rank_indices:
             continue
         at = np.flatnonzero(outcome.time_ns[node.end] == bounds[-1])
         if len(at):
@@ -96,15 +96,15 @@ def path_of(outcome: Outcome, places: Collection[int]) -> Path:
     low, high = outcome.time_ns[moments[:-1]], outcome.time_ns[moments[1:]]
     reached = low + outcome.weight_ns[edge]
     kind, of = graph.kind[edge].astype(np.int64), graph.of[edge]
-    place = np.maximum(graph.rank[moments[1:]], graph.rank[moments[:-1]])
+    rank_index = np.maximum(graph.rank[moments[1:]], graph.rank[moments[:-1]])
     base = np.array([n.event_base for n in scenario.ranks])
     first = np.array([n.interval_base for n in scenario.ranks])
     host = kind == g.PROGRAM
-    event = np.where(host, -1, of - base[place])
-    interval = np.where(host, of - first[place], -1)
+    event = np.where(host, -1, of - base[rank_index])
+    interval = np.where(host, of - first[rank_index], -1)
     awake = np.isin(kind, _AWAKE)
     for number, node in enumerate(scenario.ranks):
-        mine = np.flatnonzero(awake & (place == number))
+        mine = np.flatnonzero(awake & (rank_index == number))
         interval[mine] = np.searchsorted(node.moment, moments[1:][mine])
     # An edge, and then the lag of the moment that it leads to.
     pairs = (low, reached), (reached, high), (kind, np.full(len(kind), LAG))
@@ -112,25 +112,25 @@ def path_of(outcome: Outcome, places: Collection[int]) -> Path:
     start, end = np.maximum(start, begin), np.maximum(end, begin)
     keep = np.flatnonzero(end > start)
     rows = keep // 2
-    return Path(place[rows], start[keep], end[keep], kinds[keep], event[rows], interval[rows])
+    return Path(rank_index[rows], start[keep], end[keep], kinds[keep], event[rows], interval[rows])
 
 
 def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tuple[str, str], float]:
-    """Nanoseconds of the path by (leaf cause, what it was).
+    """Sum the nanoseconds of the path by (leaf cause, operator, kernel or host).
 
     What ran is named by its operator or kernel and divided among the causes that the attribution
     gives it; what the host did, also once it had waited, by its causes; latencies by theirs.
     """
-    found = _Sums()
-    for place, fact in enumerate(facts):
-        rows = np.flatnonzero(path.place == place)
+    sums = _Sums()
+    for rank_index, fact in enumerate(facts):
+        rows = np.flatnonzero(path.rank_index == rank_index)
         if not len(rows):
             continue
         on_host = path.interval[rows] >= 0
-        _running(fact, path, rows[path.runs[rows]], found)
-        _preparing(outcome, place, fact, path, rows[on_host], found)
-        _waiting(fact, path, rows[~on_host], found)
-    return dict(found)
+        _running(fact, path, rows[path.runs[rows]], sums)
+        _preparing(outcome, rank_index, fact, path, rows[on_host], sums)
+        _waiting(fact, path, rows[~on_host], sums)
+    return dict(sums)
 
 
 class _Sums(defaultdict[tuple[str, str], float]):
@@ -151,12 +151,12 @@ def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
     links = fact.node.links
     op_codes, op_values = links.op_names
     codes, values = links.events.names
-    own = np.isin(links.work_class[event], [COMMUNICATION, COPY]) | (op_codes[event] < 0)
-    code = np.where(own, codes[event], len(values) + op_codes[event])
+    by_kernel = np.isin(links.work_class[event], [COMMUNICATION, COPY]) | (op_codes[event] < 0)
+    code = np.where(by_kernel, codes[event], len(values) + op_codes[event])
     return np.where(event < 0, len(values) + len(op_values), code), [*values, *op_values, ""]
 
 
-def _running(fact: RankFacts, path: Path, rows: np.ndarray, found: _Sums) -> None:
+def _running(fact: RankFacts, path: Path, rows: np.ndarray, sums: _Sums) -> None:
     """Add what ran, divided among the causes of its event."""
     event, length = path.event[rows], path.length_ns[rows]
     code, names = _names(fact, event)
@@ -169,7 +169,7 @@ def _running(fact: RankFacts, path: Path, rows: np.ndarray, found: _Sums) -> Non
     hidden = total[event] <= 0
     for leaf, time in shares.items():
         part = length * time[event] / np.maximum(total[event], 1)
-        found.add(leaf, code, names, np.where(hidden, 0.0, part))
+        sums.add(leaf, code, names, np.where(hidden, 0.0, part))
     klass, coupled = fact.node.links.work_class[event], fact.node.coupled[event]
     for leaf, mask in (
         ("communication.transfer.no_peak", (klass == COMMUNICATION) & coupled),
@@ -177,7 +177,7 @@ def _running(fact: RankFacts, path: Path, rows: np.ndarray, found: _Sums) -> Non
         ("copy.other", klass == COPY),
         ("compute.unmodelled", klass == COMPUTE),
     ):
-        found.add(leaf, code[hidden & mask], names, length[hidden & mask])
+        sums.add(leaf, code[hidden & mask], names, length[hidden & mask])
 
 
 _AWAKE = (g.SYNCHRONIZE, g.COLLECTIVE_WAIT)
@@ -193,20 +193,20 @@ _WAITING = {
 }
 
 
-def _waiting(fact: RankFacts, path: Path, rows: np.ndarray, found: _Sums) -> None:
+def _waiting(fact: RankFacts, path: Path, rows: np.ndarray, sums: _Sums) -> None:
     """Add latencies, by what they lead to."""
     for kind, cause in _WAITING.items():
         mine = rows[(path.kind[rows] == kind) & (path.event[rows] >= 0)]
-        found.add(cause, *_names(fact, path.event[mine]), path.length_ns[mine])
+        sums.add(cause, *_names(fact, path.event[mine]), path.length_ns[mine])
 
 
 def _preparing(
     outcome: Outcome,
-    place: int,
+    rank_index: int,
     fact: RankFacts,
     path: Path,
     rows: np.ndarray,
-    found: _Sums,
+    sums: _Sums,
 ) -> None:
     """Add the host's work by its causes; in an interval with a wait, what came after that."""
     program, parts = fact.node.program, fact.node.program.parts
@@ -216,22 +216,22 @@ def _preparing(
     np.add.at(on_path, interval, path.length_ns[rows])
     waited = event >= 0
     since[interval[waited]] = fact.node.links.events.end_ns[event[waited]]
-    kept = ~outcome.scenario.removed_parts(place) & (on_path[parts.owner] > 0)
-    kept &= parts.start_ns >= since[parts.owner]
-    owner, cause = parts.owner[kept], parts.cause[kept]
-    time = (parts.end_ns - parts.start_ns)[kept]
+    remaining = ~outcome.scenario.removed_parts(rank_index) & (on_path[parts.owner] > 0)
+    remaining &= parts.start_ns >= since[parts.owner]
+    owner, cause = parts.owner[remaining], parts.cause[remaining]
+    time = (parts.end_ns - parts.start_ns)[remaining]
     total = np.bincount(owner, weights=time, minlength=len(program))
     part = time * on_path[owner] / np.maximum(total[owner], 1)
     for of, value in enumerate(np.bincount(cause, weights=part, minlength=len(LEAVES))):
         if value > 0:
             name = "launching calls" if of == CALL else "host"
-            found[LEAVES[of], name] += float(value)
+            sums[LEAVES[of], name] += float(value)
     rest = np.where(total > 0, 0.0, on_path)
     code, names = _names(fact, event)
     for kind in (g.PROGRAM, *_AWAKE, LAG):
         mine = (path.kind[rows] == kind) & (rest[interval] > 0)
         unknown = "idle.preparation.unobserved" if kind == g.PROGRAM else _WAITING[kind]
-        found.add(unknown, code[mine], names, path.length_ns[rows[mine]])
+        sums.add(unknown, code[mine], names, path.length_ns[rows[mine]])
 
 
 @dataclass(frozen=True)
@@ -262,11 +262,11 @@ class Lane:
     away_rank: np.ndarray
 
 
-def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
+def lane_of(path: Path, rank_index: int, facts: list[RankFacts]) -> Lane:
     """The stretches of an unchanged run's critical path that lie on a rank."""
-    fact = facts[place]
+    fact = facts[rank_index]
     node = fact.node
-    mine = np.flatnonzero(path.place == place)
+    mine = np.flatnonzero(path.rank_index == rank_index)
     event_names, values = _names(fact, path.event[mine])
     span_codes, span_values = node.links.host.names
     names = [*values, *span_values, "host"]
@@ -296,9 +296,9 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
     ]
     order = np.argsort(columns[0], kind="stable")
     start, end, cause, name, event, span, runs = (column[order] for column in columns)
-    away = np.flatnonzero(path.place != place)
+    away = np.flatnonzero(path.rank_index != rank_index)
     first = np.ones(len(away), dtype=bool)
-    first[1:] = (np.diff(away) > 1) | (np.diff(path.place[away]) != 0)
+    first[1:] = (np.diff(away) > 1) | (np.diff(path.rank_index[away]) != 0)
     head = away[first]
     tail = away[np.append(np.flatnonzero(first)[1:] - 1, len(away) - 1)] if len(away) else away
     return Lane(
@@ -312,7 +312,7 @@ def lane_of(path: Path, place: int, facts: list[RankFacts]) -> Lane:
         runs,
         path.start_ns[head] + node.offset_ns,
         path.end_ns[tail] + node.offset_ns,
-        np.array([f.node.rank for f in facts])[path.place[head]],
+        np.array([f.node.rank for f in facts])[path.rank_index[head]],
     )
 
 

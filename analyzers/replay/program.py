@@ -135,10 +135,10 @@ def _synchronizing(links: Links) -> np.ndarray:
     """Rows of the calls that return when the device has done something, in time order."""
     host = links.host
     calls = host.of("runtime", "driver")
-    found = calls & host.named(names.is_synchronizing_call)
-    found[links.launch_row[blocking_copies(links)]] = True
-    found[blocked_launches(links)] = True
-    return np.flatnonzero(found & (host.dur_ns > 0))
+    waits = calls & host.named(names.is_synchronizing_call)
+    waits[links.launch_row[blocking_copies(links)]] = True
+    waits[blocked_launches(links)] = True
+    return np.flatnonzero(waits & (host.dur_ns > 0))
 
 
 def blocked_launches(links: Links) -> np.ndarray:
@@ -169,11 +169,11 @@ def _synchronizations(
     at = np.flatnonzero(kind == SYNC_END)
     calls = row[at]
     begin, end = host.start_ns[calls], host.end_ns[calls]
-    own = np.full(len(host), -1, dtype=np.int64)
+    copy_of_call = np.full(len(host), -1, dtype=np.int64)
     copies = blocking_copies(links)
-    own[links.launch_row[copies]] = copies
-    target = own[calls]
-    whole = host.named(lambda n: "DeviceSynchronize" in n or "CtxSynchronize" in n)[calls]
+    copy_of_call[links.launch_row[copies]] = copies
+    target = copy_of_call[calls]
+    device_waits = host.named(lambda n: "DeviceSynchronize" in n or "CtxSynchronize" in n)[calls]
     by_end = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[by_end]
     last = np.searchsorted(ends, end, side="right") - 1
@@ -182,23 +182,23 @@ def _synchronizations(
     waited = (ended >= 0) & (events.end_ns[ended] > begin) & (links.launch_ns[ended] <= begin)
     launched = np.flatnonzero(links.has_launch)
     launched = launched[np.argsort(links.launch_ns[launched], kind="stable")]
-    place = np.searchsorted(links.launch_ns[launched], begin, side="right") - 1
-    latest = np.where(place >= 0, launched[np.maximum(place, 0)], -1) if len(launched) else -1
+    position = np.searchsorted(links.launch_ns[launched], begin, side="right") - 1
+    latest = np.where(position >= 0, launched[np.maximum(position, 0)], -1) if len(launched) else -1
     idle = (latest >= 0) & (events.end_ns[latest] <= begin)
     is_event = host.named(lambda n: "EventSynchronize" in n)[calls]
-    found = np.where(waited, ended, np.where(idle & ~is_event, latest, -1))
-    told = np.full(len(host), _UNTOLD)
-    told[recorded.call] = recorded.awaited
-    known = told[calls]
+    awaited = np.where(waited, ended, np.where(idle & ~is_event, latest, -1))
+    recorded_event = np.full(len(host), _UNTOLD)
+    recorded_event[recorded.call] = recorded.awaited
+    known = recorded_event[calls]
     if len(events):
         in_time = events.end_ns[np.maximum(known, 0)] <= end
         known = np.where((known < 0) | in_time, known, _UNTOLD)
-    found = np.where(known == _UNTOLD, found, known)
-    found = np.where(target >= 0, target, found)
-    known = found >= 0
+    awaited = np.where(known == _UNTOLD, awaited, known)
+    awaited = np.where(target >= 0, target, awaited)
+    known = awaited >= 0
     until = end.copy()
-    until[known] = np.maximum(events.end_ns[found[known]], begin[known])
-    return at, found, np.where(known, begin, end), until, whole & (target < 0)
+    until[known] = np.maximum(events.end_ns[awaited[known]], begin[known])
+    return at, awaited, np.where(known, begin, end), until, device_waits & (target < 0)
 
 
 def _on_host(links: Links, main: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -324,12 +324,12 @@ def _parts(links: Links, thread: np.ndarray, inside: np.ndarray, *bounds: np.nda
     order = np.argsort(owner, kind="stable")
     owner, start, stop = owner[order], start[order], stop[order]
     known = np.where(thread[owner] < 0, links.main_thread, thread[owner])
-    found = host_parts(links, known, start, stop)
-    cause = found.cause
+    parts = host_parts(links, known, start, stop)
+    cause = parts.cause
     launching = np.zeros(len(links.host) + 1, dtype=bool)
     if not links.events.of("host_op", "host_collective").any():
         launching[links.launch_row[links.has_launch]] = True
         # A blocking copy is a synchronization first.
         launching[_synchronizing(links)] = False
-    cause[launching[found.span]] = CALL
-    return Parts(owner[found.owner], found.start_ns, found.end_ns, cause, found.span)
+    cause[launching[parts.span]] = CALL
+    return Parts(owner[parts.owner], parts.start_ns, parts.end_ns, cause, parts.span)

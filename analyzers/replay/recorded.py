@@ -24,14 +24,14 @@ class Recorded:
 
     Attributes:
         source, target: device events of which the second's stream was told to wait for the first.
-        asked: rows of the calls that told streams so; what they waited for is all known.
+        calls: rows of the calls that made streams wait; all that these waited for is known.
         call: rows of the calls with which the host waited for an event or for a stream.
         awaited: the device event that each of them waited for, -1 where there was nothing.
     """
 
     source: np.ndarray
     target: np.ndarray
-    asked: np.ndarray
+    calls: np.ndarray
     call: np.ndarray
     awaited: np.ndarray
 
@@ -47,22 +47,22 @@ def recorded_waits(links: Links, table: pa.Table | None) -> Recorded:
     record = calls.latest(ints(table, "event_correlation_id"), host.start_ns[call])
     stream, event_stream = ints(table, "stream_id"), ints(table, "event_stream_id")
     named = strings(table, "name")
-    waits, event, whole = (
+    waits, event, stream_sync = (
         matching(*named, kind.__eq__) for kind in ("Stream Wait Event", "Event Sync", "Stream Sync")
     )
     of_event = (call >= 0) & (record >= 0) & (event_stream >= 0)
-    given = _Given(links, ints(table, "device_id"))
-    told = np.flatnonzero(waits & of_event & (stream >= 0))
-    source = given.last(event_stream[told], host.start_ns[record[told]], told)
-    target = given.last(stream[told], host.start_ns[call[told]], told, step=0)
+    submitted = _SubmissionOrder(links, ints(table, "device_id"))
+    recorded = np.flatnonzero(waits & of_event & (stream >= 0))
+    source = submitted.last(event_stream[recorded], host.start_ns[record[recorded]], recorded)
+    target = submitted.last(stream[recorded], host.start_ns[call[recorded]], recorded, step=0)
     both = (source >= 0) & (target >= 0)
-    of_stream = np.flatnonzero(whole & (call >= 0) & (stream >= 0))
+    of_stream = np.flatnonzero(stream_sync & (call >= 0) & (stream >= 0))
     synced = np.flatnonzero(event & of_event)
     waiting = np.concatenate([call[synced], call[of_stream]])
-    of_events = given.last(event_stream[synced], host.start_ns[record[synced]], synced)
-    of_streams = given.last(stream[of_stream], host.start_ns[call[of_stream]], of_stream)
+    of_events = submitted.last(event_stream[synced], host.start_ns[record[synced]], synced)
+    of_streams = submitted.last(stream[of_stream], host.start_ns[call[of_stream]], of_stream)
     awaited = np.concatenate([of_events, of_streams])
-    return Recorded(source[both], target[both], call[told], waiting, awaited)
+    return Recorded(source[both], target[both], call[recorded], waiting, awaited)
 
 
 class _Calls:
@@ -79,13 +79,13 @@ class _Calls:
         """Row of the last call with each id that began by a time, -1 for none."""
         if not len(self.rows):
             return np.full(len(wanted), -1, dtype=np.int64)
-        place = latest_before(self.keys, self.times, wanted, at_ns)
-        fits = (place >= 0) & (self.keys[place] == wanted) & (wanted > 0)
-        return np.where(fits, self.rows[place], -1)
+        position = latest_before(self.keys, self.times, wanted, at_ns)
+        fits = (position >= 0) & (self.keys[position] == wanted) & (wanted > 0)
+        return np.where(fits, self.rows[position], -1)
 
 
-class _Given:
-    """Device events in the order in which their streams were given them."""
+class _SubmissionOrder:
+    """Device events in the order of their submission to a stream."""
 
     def __init__(self, links: Links, device: np.ndarray) -> None:
         self.events, self.device = links.events, device
@@ -96,8 +96,8 @@ class _Given:
     def last(
         self, stream: np.ndarray, time_ns: np.ndarray, row: np.ndarray, step: int = -1
     ) -> np.ndarray:
-        """The last event that each stream had been given before a time, or ``step`` + 1 later."""
-        found = np.full(len(stream), -1, dtype=np.int64)
+        """Return the last event submitted to each stream before a time, or ``step`` + 1 later."""
+        events = np.full(len(stream), -1, dtype=np.int64)
         places = np.stack([self.device[row], stream])
         for device, number in np.unique(places, axis=1).T.tolist():
             asking = np.flatnonzero((places[0] == device) & (stream == number))
@@ -105,5 +105,5 @@ class _Given:
             rows = self.rows[mine[self.rows]]
             at = np.searchsorted(self.time_ns[rows], time_ns[asking], side="left") + step
             some = (at >= 0) & (at < len(rows))
-            found[asking[some]] = rows[at[some]]
-        return found
+            events[asking[some]] = rows[at[some]]
+        return events

@@ -116,10 +116,10 @@ class Replay:
     def _error(self) -> float:
         """Relative distance of the unmodified replay from the observed time, over windows."""
         observed = off = 0
-        for place, node in enumerate(self.base.graph.ranks):
+        for rank_index, node in enumerate(self.base.graph.ranks):
             length = np.diff(node.joined.windows.bounds_ns)
             observed += int(length.sum())
-            off += int(np.abs(np.diff(self.unmodified.windows(place)) - length).sum())
+            off += int(np.abs(np.diff(self.unmodified.windows(rank_index)) - length).sum())
         return off / max(observed, 1)
 
     @cached_property
@@ -139,16 +139,17 @@ class Replay:
         notes = []
         if self.run.whole is not self.run:
             step = self.run.step_time()
-            others = [
+            uncounted = [
                 f"{len(k.traced_steps)} of {k.name}"
                 for k in step.kinds
                 if k.traced_steps and k.name != step.kind
             ]
             if self.run.whole.windows["number"].null_count:
-                others.append("ranks without numbered steps")
+                uncounted.append("ranks without numbered steps")
             notes.append(
                 f"the times are of {fmt.plural(step.traced_count, 'traced step')} of "
-                f"{step.kind}; the others ({', '.join(others)}) are replayed too, but not counted"
+                f"{step.kind}; the others ({', '.join(uncounted)}) are replayed too, "
+                "but not counted"
             )
         events = self.base.events_count
         if graph.free > _FREE_RATIO * events:
@@ -162,9 +163,9 @@ class Replay:
                 f"{fmt.ratio(graph.contradicted / edges)} of the dependencies contradict the "
                 "observed order and are ignored"
             )
-        beside = [n.links for n in graph.ranks if not n.joined.host_only]
-        count = sum(len(links.events) for links in beside)
-        launched = sum(int(links.has_launch.sum()) for links in beside)
+        device_links = [n.links for n in graph.ranks if not n.joined.host_only]
+        count = sum(len(links.events) for links in device_links)
+        launched = sum(int(links.has_launch.sum()) for links in device_links)
         if launched < _SAID_LAUNCHED_RATIO * count:
             notes.append(
                 f"{fmt.ratio(1 - launched / count)} of the device events have no recorded "
@@ -187,8 +188,8 @@ class Replay:
     def totals(self, outcome: Outcome) -> list[int]:
         """Time of the windows of each rank that are counted."""
         return [
-            int(np.diff(outcome.windows(place))[counted].sum())
-            for place, counted in enumerate(self.counted)
+            int(np.diff(outcome.windows(rank_index))[counted].sum())
+            for rank_index, counted in enumerate(self.counted)
         ]
 
     def reference(self, outcome: Outcome) -> int | None:
@@ -211,11 +212,11 @@ class Replay:
         """
         alike = self.reference(outcome)
         steps: dict[int, tuple[int, int]] = {}
-        for place, node in enumerate(self.base.graph.ranks):
-            if alike is not None and place != alike:
+        for rank_index, node in enumerate(self.base.graph.ranks):
+            if alike is not None and rank_index != alike:
                 continue
-            counted = self.counted[place]
-            lengths = np.diff(outcome.windows(place))[counted].tolist()
+            counted = self.counted[rank_index]
+            lengths = np.diff(outcome.windows(rank_index))[counted].tolist()
             numbers = node.joined.windows.numbers[counted].tolist()
             for number, length in zip(numbers, lengths, strict=True):
                 total, windows = steps.get(number, (0, 0))
@@ -249,13 +250,13 @@ class Replay:
 
     def recoverable(self) -> dict[str, Recoverable]:
         """Return what each cause with time in it would give back if it were gone."""
-        found: dict[str, Recoverable] = {}
+        savings: dict[str, Recoverable] = {}
         for row in self.run.causes():
             why = row.withheld or not_fixable(row.id)
             if row.id == "communication.wait" and not self.coupled_ratio:
                 why = why or "no collective was seen on all ranks of its group"
-            found[row.id] = Recoverable(None, reason=why) if why else self.gives_back([row.id])
-        return found
+            savings[row.id] = Recoverable(None, reason=why) if why else self.gives_back([row.id])
+        return savings
 
     def predict(self, changes: Changes, deviations: float = 0.0) -> Prediction:
         """Replay the run with changes.
@@ -277,7 +278,7 @@ class Replay:
             outcome,
             self.reference(outcome),
             self.compared(outcome),
-            applied.said,
+            applied.described,
             applied.notes,
         )
 
@@ -297,13 +298,13 @@ class Replay:
         """The critical path of the counted windows: of the run as it was, or of an outcome."""
         outcome = outcome or self.unmodified
         alike = self.reference(outcome)
-        ends_on = [place for place, windows in enumerate(self.counted) if windows.any()]
+        ends_on = [rank_index for rank_index, windows in enumerate(self.counted) if windows.any()]
         path = path_of(outcome, ends_on if alike is None else [alike])
         if all(counted.all() for counted in self.counted):
             return path
         windows = []
-        for place, counted in enumerate(self.counted):
-            bounds = outcome.windows(place)
+        for rank_index, counted in enumerate(self.counted):
+            bounds = outcome.windows(rank_index)
             windows.append(np.stack([bounds[:-1], bounds[1:]], axis=1)[counted])
         return path.within(windows)
 
@@ -315,9 +316,9 @@ class Prediction:
     Attributes:
         replay: of the run.
         outcome: when everything comes.
-        reference: place of the rank that all are taken to be like; None unless ranks are uncoupled.
+        reference: index of the rank that all are taken to be like; None unless ranks are uncoupled.
         steps: as :meth:`Replay.compared` returns them.
-        said: the changes in words.
+        described: the changes in words.
         notes: what limits the prediction.
     """
 
@@ -325,7 +326,7 @@ class Prediction:
     outcome: Outcome
     reference: int | None
     steps: dict[int, tuple[int, float, int]]
-    said: list[str]
+    described: list[str]
     notes: list[str]
 
     def tables(self) -> dict[int, dict[str, pa.Table]]:
@@ -334,7 +335,9 @@ class Prediction:
         if self.reference is not None:
             alike = tables(self.outcome, self.reference)
             return {node.rank: alike for node in ranks}
-        return {node.rank: tables(self.outcome, place) for place, node in enumerate(ranks)}
+        return {
+            node.rank: tables(self.outcome, rank_index) for rank_index, node in enumerate(ranks)
+        }
 
     def answer(self, attribution: Attributed, unchanged: Attributed | None = None) -> WhatIf:
         """Put the changed run beside the observed one.
@@ -349,7 +352,7 @@ class Prediction:
         path = causes_of(self.outcome, replay.critical_path(self.outcome), replay.facts)
         return WhatIf(
             source=replay.run.source,
-            changes=self.said,
+            changes=self.described,
             observed_step_ns=mean_observed,
             predicted_step_ns=mean_predicted,
             predicted_ci95_ns=interval,
@@ -488,6 +491,6 @@ def lanes_of(replay: Replay) -> dict[int, Lane]:
     """Return, by rank, the part of the critical path that lies on it."""
     path = replay.critical_path()
     return {
-        fact.node.rank: lane_of(path, place, replay.facts)
-        for place, fact in enumerate(replay.facts)
+        fact.node.rank: lane_of(path, rank_index, replay.facts)
+        for rank_index, fact in enumerate(replay.facts)
     }

@@ -41,7 +41,7 @@ class Base:
         return self._edges[kind]
 
     def edge_of(self, kind: int, of: np.ndarray) -> np.ndarray:
-        """Edge of a kind by what it belongs to, -1 for none; kinds with one edge for each."""
+        """Return the edge of a kind for each interval or event, -1 for none."""
         if kind not in self._edge_of:
             edges = self.edges(kind)
             last = self.graph.ranks[-1]
@@ -73,19 +73,19 @@ class Scenario:
 
     Attributes:
         base: the graph as observed.
-        removed: rank's place → mask of its host parts that take no time.
-        run_scale: rank's place → how much longer each event runs (transfer of coupled ones).
-        run_ns: rank's place → durations that replace the observed ones where they are ≥ 0.
-        gone: rank's place → mask of the events that do not happen.
+        removed: rank's index → mask of its host parts that take no time.
+        run_scale: rank's index → how much longer each event runs (transfer of coupled ones).
+        run_ns: rank's index → durations that replace the observed ones where they are ≥ 0.
+        gone: rank's index → mask of the events that do not happen.
         calls, latency, dependency: launching calls, the device's own latencies, and those between
             streams take no time.
         synchronization: the host does not wait for the device.
-        calm: rank's place → mask of the moments of its program at which it does not wait.
+        calm: rank's index → mask of the moments of its program at which it does not wait.
         uncoupled: ranks do not wait for each other.
         overlap: nothing but communication waits for communication.
         new_clock: the device's clock is not the one that was sampled.
-        part_scale: rank's place → how many times as long each host part takes.
-        freed: rank's place → nanoseconds waited for a core that are gone, and that stay; each of
+        part_scale: rank's index → how many times as long each host part takes.
+        freed: rank's index → nanoseconds waited for a core that are gone, and that stay; each of
             computing and of preparing, by window.
     """
 
@@ -104,55 +104,57 @@ class Scenario:
 
     @property
     def ranks(self) -> list[RankNodes]:
-        """The ranks, in their places."""
+        """The ranks, in the order of the graph."""
         return self.base.graph.ranks
 
-    def without_host(self, place: int, parts: np.ndarray) -> None:
+    def without_host(self, rank_index: int, parts: np.ndarray) -> None:
         """Host parts (a mask) take no time."""
-        self.removed[place] = parts | self.removed.get(place, False)
+        self.removed[rank_index] = parts | self.removed.get(rank_index, False)
 
-    def scale(self, place: int, factor: np.ndarray) -> None:
-        """Events take so many times as long."""
-        self.run_scale[place] = factor * self.run_scale.get(place, 1.0)
+    def scale(self, rank_index: int, factor: np.ndarray) -> None:
+        """Multiply the time of each event by a factor."""
+        self.run_scale[rank_index] = factor * self.run_scale.get(rank_index, 1.0)
 
-    def without_events(self, place: int, events: np.ndarray) -> None:
+    def without_events(self, rank_index: int, events: np.ndarray) -> None:
         """Events (a mask) do not happen; those before the first step do."""
-        self.gone[place] = events & ~self.outside(place) | self.gone.get(place, False)
+        self.gone[rank_index] = events & ~self.outside(rank_index) | self.gone.get(
+            rank_index, False
+        )
 
-    def happens(self, place: int) -> np.ndarray:
+    def happens(self, rank_index: int) -> np.ndarray:
         """Mask of the events of a rank that happen."""
-        return ~self.gone.get(place, np.zeros(len(self.ranks[place].start), dtype=bool))
+        return ~self.gone.get(rank_index, np.zeros(len(self.ranks[rank_index].start), dtype=bool))
 
-    def removed_parts(self, place: int) -> np.ndarray:
+    def removed_parts(self, rank_index: int) -> np.ndarray:
         """Mask of the host parts of a rank that take no time."""
-        parts = self.ranks[place].program.parts
-        found = self.removed.get(place, np.zeros(len(parts.owner), dtype=bool))
+        parts = self.ranks[rank_index].program.parts
+        mask = self.removed.get(rank_index, np.zeros(len(parts.owner), dtype=bool))
         if self.calls:
-            found = found | (parts.cause == CALL)
-        return found & (parts.owner >= self._first_step(place))
+            mask = mask | (parts.cause == CALL)
+        return mask & (parts.owner >= self._first_step(rank_index))
 
-    def durations(self, place: int) -> np.ndarray:
+    def durations(self, rank_index: int) -> np.ndarray:
         """Nanoseconds that each event of a rank runs; coupled ones, after the last arrival."""
-        node = self.ranks[place]
+        node = self.ranks[rank_index]
         events = node.links.events
         run = observed = np.where(node.coupled, node.transfer_ns, events.dur_ns)
-        if place in self.run_ns:
-            run = np.where(self.run_ns[place] >= 0, self.run_ns[place], run)
-        if place in self.run_scale:
-            run = np.rint(run * self.run_scale[place]).astype(np.int64)
-        if place in self.gone:
-            run = np.where(self.gone[place], 0, run)
-        return np.where(self.outside(place), observed, run)
+        if rank_index in self.run_ns:
+            run = np.where(self.run_ns[rank_index] >= 0, self.run_ns[rank_index], run)
+        if rank_index in self.run_scale:
+            run = np.rint(run * self.run_scale[rank_index]).astype(np.int64)
+        if rank_index in self.gone:
+            run = np.where(self.gone[rank_index], 0, run)
+        return np.where(self.outside(rank_index), observed, run)
 
     def solve(self) -> Outcome:
         """Compute the time of every moment under the changes."""
         base, graph = self.base, self.base.graph
         weight, lag = graph.weight_ns.copy(), graph.lag_ns.copy()
-        for place, node in enumerate(self.ranks):
-            self._host(place, node, weight, self.removed_parts(place))
+        for rank_index, node in enumerate(self.ranks):
+            self._host(rank_index, node, weight, self.removed_parts(rank_index))
             changed = (self.run_scale, self.run_ns, self.gone)
-            if any(place in known for known in changed):
-                self._events(place, node, weight, lag)
+            if any(rank_index in known for known in changed):
+                self._events(rank_index, node, weight, lag)
         self._device(weight, lag)
         if self.uncoupled:
             weight[base.edges(g.TRANSFER)] = ABSENT
@@ -171,39 +173,41 @@ class Scenario:
     def _keep_before(self, weight: np.ndarray, lag: np.ndarray) -> None:
         """Keep what lies before the first window as it was, and so the beginning of that."""
         graph = self.base.graph
-        for place, node in enumerate(self.ranks):
-            outside = self.outside(place)
-            host = node.moment[: self._first_step(place)]
+        for rank_index, node in enumerate(self.ranks):
+            outside = self.outside(rank_index)
+            host = node.moment[: self._first_step(rank_index)]
             moments = np.concatenate([host, node.start[outside], node.end[outside]])
             first = graph.first[moments]
             entering = g.ranges(first, graph.first[moments + 1] - first)[1]
             weight[entering] = graph.weight_ns[entering]
             lag[moments] = graph.lag_ns[moments]
 
-    def _first_step(self, place: int) -> int:
+    def _first_step(self, rank_index: int) -> int:
         """Moments of the program of a rank before its first step."""
-        steps = np.flatnonzero(self.ranks[place].program.kind == STEP)
+        steps = np.flatnonzero(self.ranks[rank_index].program.kind == STEP)
         return int(steps[0]) if len(steps) else 0
 
-    def outside(self, place: int) -> np.ndarray:
+    def outside(self, rank_index: int) -> np.ndarray:
         """Mask of the device events before the first step."""
-        links = self.ranks[place].links
+        links = self.ranks[rank_index].links
         return (links.step < 0) & bool(len(links.steps.start_ns))
 
-    def part_ns(self, place: int) -> np.ndarray:
+    def part_ns(self, rank_index: int) -> np.ndarray:
         """Nanoseconds that each host part of a rank takes."""
-        parts = self.ranks[place].program.parts
-        length = np.where(self.removed_parts(place), 0, parts.end_ns - parts.start_ns)
-        if place in self.part_scale:
-            length = np.rint(length * self.part_scale[place]).astype(np.int64)
+        parts = self.ranks[rank_index].program.parts
+        length = np.where(self.removed_parts(rank_index), 0, parts.end_ns - parts.start_ns)
+        if rank_index in self.part_scale:
+            length = np.rint(length * self.part_scale[rank_index]).astype(np.int64)
         return length
 
-    def _host(self, place: int, node: RankNodes, weight: np.ndarray, removed: np.ndarray) -> None:
+    def _host(
+        self, rank_index: int, node: RankNodes, weight: np.ndarray, removed: np.ndarray
+    ) -> None:
         base, graph = self.base, self.base.graph
         program = node.program
-        if removed.any() or place in self.part_scale:
+        if removed.any() or rank_index in self.part_scale:
             parts = program.parts
-            length = parts.end_ns - parts.start_ns - self.part_ns(place)
+            length = parts.end_ns - parts.start_ns - self.part_ns(rank_index)
             taken = np.bincount(parts.owner, weights=length, minlength=len(program))
             taken_ns = taken.astype(np.int64)
             edge = base.edge_of(g.PROGRAM, node.interval_base + np.arange(len(program)))
@@ -212,19 +216,21 @@ class Scenario:
             # What the host does once it is awake is a part of the same work.
             for kind in (g.SYNCHRONIZE, g.COLLECTIVE_WAIT):
                 edges = base.edges(kind)
-                edges = edges[graph.rank[base.target[edges]] == place]
+                edges = edges[graph.rank[base.target[edges]] == rank_index]
                 interval = np.searchsorted(node.moment, base.target[edges])
-                left = 1 - taken_ns[interval] / np.maximum(program.work_ns[interval], 1)
-                weight[edges] = (weight[edges] * np.clip(left, 0.0, 1.0)).astype(np.int64)
-        if place in self.calm and self.calm[place].any():
+                remaining = 1 - taken_ns[interval] / np.maximum(program.work_ns[interval], 1)
+                weight[edges] = (weight[edges] * np.clip(remaining, 0.0, 1.0)).astype(np.int64)
+        if rank_index in self.calm and self.calm[rank_index].any():
             still = np.zeros(len(graph.time_ns), dtype=bool)
-            still[node.moment[self.calm[place]]] = True
+            still[node.moment[self.calm[rank_index]]] = True
             edges = base.edges(g.SYNCHRONIZE)
             weight[edges[still[base.target[edges]]]] = ABSENT
 
-    def _events(self, place: int, node: RankNodes, weight: np.ndarray, lag: np.ndarray) -> None:
+    def _events(
+        self, rank_index: int, node: RankNodes, weight: np.ndarray, lag: np.ndarray
+    ) -> None:
         base = self.base
-        run = self.durations(place)
+        run = self.durations(rank_index)
         observed = np.where(node.coupled, node.transfer_ns, node.links.events.dur_ns)
         of = node.event_base + np.arange(len(run))
         for kind in (g.RUN, g.TRANSFER):
@@ -233,9 +239,9 @@ class Scenario:
             # Where the observed order left an edge less than its event ran, it keeps that share.
             share = np.minimum(weight[edge[some]] / np.maximum(observed[some], 1), 1.0)
             weight[edge[some]] = np.where(observed[some] > 0, np.rint(run[some] * share), run[some])
-        if place not in self.gone:
+        if rank_index not in self.gone:
             return
-        gone = np.flatnonzero(self.gone[place])
+        gone = np.flatnonzero(self.gone[rank_index])
         lag[node.start[gone]] = 0
         lag[node.end[gone]] = 0
         for kind in (g.LAUNCH, g.STREAM):
@@ -281,26 +287,28 @@ class Outcome:
     weight_ns: np.ndarray
     lag_ns: np.ndarray
 
-    def windows(self, place: int) -> np.ndarray:
+    def windows(self, rank_index: int) -> np.ndarray:
         """Bounds of the step windows of a rank, as :func:`windows.cut_windows` cuts them.
 
         Those that were observed: a step that has nothing left keeps a window of no length.
         """
-        node = self.scenario.ranks[place]
+        node = self.scenario.ranks[rank_index]
         links = node.links
         observed = node.joined.windows
         start, end = self.time_ns[node.start], self.time_ns[node.end] + node.late_ns
         # What does not happen ends nothing: it would hold the window of its step.
-        kept = self.scenario.happens(place)
+        happening = self.scenario.happens(rank_index)
         steps = len(links.steps.start_ns)
         if not len(observed):
             return np.zeros(0, np.int64)
-        step = self._steps(place) if node.joined.host_only and steps else links.step
+        step = self._steps(rank_index) if node.joined.host_only and steps else links.step
         inside = (step >= 0) & (step < steps)
         if observed.numbers[0] < 0 or not steps or not inside.any():
-            return self._whole(node, start, end, kept if kept.any() else ~kept)
+            return self._trace_window(
+                node, start, end, happening if happening.any() else ~happening
+            )
         latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
-        np.maximum.at(latest, step[inside & kept], end[inside & kept])
+        np.maximum.at(latest, step[inside & happening], end[inside & happening])
         # What ran nothing on the device, between steps that did, ends on the host.
         works = np.flatnonzero(np.bincount(links.step[inside], minlength=steps))
         empty = np.setdiff1d(np.arange(works[0], works[-1]), works)
@@ -309,7 +317,7 @@ class Outcome:
         span = node.joined.inputs.span
         of_others_ns = None if span is None else span.device_begin_ns
         begin = int(self.time_ns[node.step[0]]) if of_others_ns is None else of_others_ns
-        before = (step < 0) & kept
+        before = (step < 0) & happening
         if before.any():
             begin = max(begin, int(end[before].max()))
         elif of_others_ns is None:
@@ -324,27 +332,29 @@ class Outcome:
         lasting = np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0
         return np.concatenate([bounds[:1], bounds[1:][lasting]])
 
-    def _whole(
+    def _trace_window(
         self, node: RankNodes, start: np.ndarray, end: np.ndarray, some: np.ndarray
     ) -> np.ndarray:
         """Bounds of the window of a trace without steps: from its begin to its last moment."""
-        told, events = node.program, node.links.events
+        program, events = node.program, node.links.events
         begin = int(min(self.time_ns[node.step[:1]].min(initial=1 << 62), start[some].min()))
-        last_ns = int(max(told.time_ns.max(initial=0), (events.end_ns + node.late_ns)[some].max()))
+        last_ns = int(
+            max(program.time_ns.max(initial=0), (events.end_ns + node.late_ns)[some].max())
+        )
         last = max(int(self.time_ns[node.moment].max(initial=0)), int(end[some].max()))
         after_ns = int(node.joined.windows.bounds_ns[-1]) - last_ns
         return np.array([begin, last + max(after_ns, 0)])
 
-    def _steps(self, place: int) -> np.ndarray:
+    def _steps(self, rank_index: int) -> np.ndarray:
         """Step of each event without a device; beside the program, the one in which it begins."""
-        node = self.scenario.ranks[place]
+        node = self.scenario.ranks[rank_index]
         links, program = node.links, node.program
         step: np.ndarray = links.step.copy()
-        beside = np.ones(len(step), dtype=bool)
-        beside[program.row[program.kind == OP_START]] = False
-        begun = self.time_ns[node.start[beside]]
+        threaded = np.ones(len(step), dtype=bool)
+        threaded[program.row[program.kind == OP_START]] = False
+        begun = self.time_ns[node.start[threaded]]
         last = np.searchsorted(program.time_ns, links.steps.end_ns[-1], side="right") - 1
         until = self.time_ns[node.moment[last]] + links.steps.end_ns[-1] - program.time_ns[last]
-        found = np.searchsorted(self.time_ns[node.step], begun, side="right") - 1
-        step[beside] = np.where(begun >= until, len(links.steps.start_ns), found)
+        step_begun = np.searchsorted(self.time_ns[node.step], begun, side="right") - 1
+        step[threaded] = np.where(begun >= until, len(links.steps.start_ns), step_begun)
         return step

@@ -51,7 +51,7 @@ class _Warp:
         return np.asarray(np.where(after, time_ns - self.old[-1] + self.new[-1], beyond))
 
 
-def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
+def tables(outcome: Outcome, rank_index: int) -> dict[str, pa.Table]:
     """The trace tables of a rank as the scenario would have them recorded.
 
     Returns:
@@ -59,39 +59,39 @@ def tables(outcome: Outcome, place: int) -> dict[str, pa.Table]:
         where they were sampled, ``device_clock`` (of a clock that was not changed) and
         ``core_wait``, without the samples that it replaces.
     """
-    node = outcome.scenario.ranks[place]
-    given = node.joined.inputs
-    warp = _apart(_program_warp(outcome, place), node)
-    host, host_order = _host(outcome, place, warp)
-    step = _shifted(given.step, warp)
+    node = outcome.scenario.ranks[rank_index]
+    inputs = node.joined.inputs
+    warp = _apart(_program_warp(outcome, rank_index), node)
+    host, host_order = _host(outcome, rank_index, warp)
+    step = _shifted(inputs.step, warp)
     if node.joined.host_only:
         events, event_order = TABLES["device_event"].empty(), np.zeros(0, np.int64)
     else:
-        events, event_order = _events(outcome, place)
-    found = {
+        events, event_order = _events(outcome, rank_index)
+    by_name = {
         "host_span": host,
         "device_event": events,
         "step": step,
-        "collective": _collectives(given.collective, host_order, event_order),
+        "collective": _collectives(inputs.collective, host_order, event_order),
     }
-    sampled = given.device_clock is not None and given.device_clock.num_rows > 0
+    sampled = inputs.device_clock is not None and inputs.device_clock.num_rows > 0
     if sampled and not outcome.scenario.new_clock:
         ran = node.links.events
         moved = _Warp(
             np.concatenate([ran.start_ns, ran.end_ns]),
             _new(outcome, node, np.concatenate([node.start, node.end])),
         )
-        sampled_ns = moved(ints(given.device_clock, "time_ns"))
-        found["device_clock"] = _replaced(given.device_clock, time_ns=sampled_ns)
-    waits = core_waits(outcome, place)
+        sampled_ns = moved(ints(inputs.device_clock, "time_ns"))
+        by_name["device_clock"] = _replaced(inputs.device_clock, time_ns=sampled_ns)
+    waits = core_waits(outcome, rank_index)
     if waits is not None:
-        found["core_wait"] = waits
-        found["python_sample"] = TABLES["python_sample"].empty()
-    return found
+        by_name["core_wait"] = waits
+        by_name["python_sample"] = TABLES["python_sample"].empty()
+    return by_name
 
 
 def _apart(warp: _Warp, node: RankNodes) -> _Warp:
-    """Keep the place of all that launches: a nanosecond at least between its begins and ends.
+    """Keep the order of all that launches: a nanosecond at least between its begins and ends.
 
     Which operator launched an event is told by what lies inside what; where operators take no time
     any more, nothing would. Without a device, operators that take none would be none, and a step
@@ -118,8 +118,8 @@ def _new(outcome: Outcome, node: RankNodes, moments: np.ndarray) -> np.ndarray:
     return np.asarray(outcome.time_ns[moments] + node.offset_ns)
 
 
-def _program_warp(outcome: Outcome, place: int) -> _Warp:
-    node = outcome.scenario.ranks[place]
+def _program_warp(outcome: Outcome, rank_index: int) -> _Warp:
+    node = outcome.scenario.ranks[rank_index]
     program = node.program
     old, new = program.time_ns, _new(outcome, node, node.moment)
     # A launch belongs to the step that had begun: where nothing lies between it and the next step
@@ -129,7 +129,7 @@ def _program_warp(outcome: Outcome, place: int) -> _Warp:
     at_once[1:] &= new[1:] == new[:-1]
     new = new + np.cumsum(at_once)
     parts = program.parts
-    removed = outcome.scenario.removed_parts(place)
+    removed = outcome.scenario.removed_parts(rank_index)
     if not removed.any() or not len(old):
         return _Warp(old, new)
     # Inside intervals that lose something: what stays before a wait keeps its place behind the
@@ -138,18 +138,20 @@ def _program_warp(outcome: Outcome, place: int) -> _Warp:
     changed[parts.owner[removed]] = True
     rows = np.flatnonzero(changed[parts.owner])
     owner = parts.owner[rows]
-    whole = parts.end_ns[rows] - parts.start_ns[rows]
-    length = np.where(removed[rows], 0, whole)
+    observed_length = parts.end_ns[rows] - parts.start_ns[rows]
+    length = np.where(removed[rows], 0, observed_length)
     first = np.ones(len(rows), dtype=bool)
     first[1:] = owner[1:] != owner[:-1]
     head = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
-    total, all_ = np.cumsum(length), np.cumsum(whole)
+    total, all_ = np.cumsum(length), np.cumsum(observed_length)
     before = total - length - (total - length)[head]
     old_begin = np.append(old[:1], old[:-1])[owner]
     begin, end = np.append(new[:1], new[:-1])[owner], new[owner]
-    waited = parts.start_ns[rows] - old_begin > (all_ - whole) - (all_ - whole)[head]
-    kept = np.bincount(owner, weights=length, minlength=len(program)).astype(np.int64)[owner]
-    low = np.where(waited, end - (kept - before), begin + before)
+    waited = (
+        parts.start_ns[rows] - old_begin > (all_ - observed_length) - (all_ - observed_length)[head]
+    )
+    remaining = np.bincount(owner, weights=length, minlength=len(program)).astype(np.int64)[owner]
+    low = np.where(waited, end - (remaining - before), begin + before)
     high = low + length
     return _Warp(
         np.concatenate([old, parts.start_ns[rows], parts.end_ns[rows]]),
@@ -157,9 +159,9 @@ def _program_warp(outcome: Outcome, place: int) -> _Warp:
     )
 
 
-def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarray]:
+def _host(outcome: Outcome, rank_index: int, warp: _Warp) -> tuple[pa.Table, np.ndarray]:
     """Host spans with new times, and the old row of each."""
-    node = outcome.scenario.ranks[place]
+    node = outcome.scenario.ranks[rank_index]
     host = node.links.host
     if not len(host):
         return node.joined.inputs.host_span, np.zeros(0, np.int64)
@@ -168,23 +170,23 @@ def _host(outcome: Outcome, place: int, warp: _Warp) -> tuple[pa.Table, np.ndarr
     new_start, new_end = warp(start), warp(end)
     if node.joined.host_only:
         events = node.links.events
-        beside = np.flatnonzero(~np.isin(np.arange(len(events)), _run_by_program(node)))
+        threaded = np.flatnonzero(~np.isin(np.arange(len(events)), _run_by_program(node)))
         thread = host.nesting.thread
-        rows = node.links.launch_row[beside]
+        rows = node.links.launch_row[threaded]
         for number in np.unique(thread[rows]):
-            mine = beside[thread[rows] == number]
-            own = _Warp(
+            mine = threaded[thread[rows] == number]
+            thread_warp = _Warp(
                 np.concatenate([events.start_ns[mine], events.end_ns[mine]]),
                 _new(outcome, node, np.concatenate([node.start[mine], node.end[mine]])),
             )
             spans = thread == number
-            new_start[spans], new_end[spans] = own(start[spans]), own(end[spans])
+            new_start[spans], new_end[spans] = thread_warp(start[spans]), thread_warp(end[spans])
     duration = np.maximum(new_end - new_start, 0)
     # Parents come before their children, also where nothing of them is left.
     order = np.lexsort((np.arange(len(host)), -duration, new_start))
     table = node.joined.inputs.host_span.take(pa.array(order))
     # What launched only events that do not happen launches nothing: its kernel is not lost.
-    happens, launching = outcome.scenario.happens(place), node.links.launch_row
+    happens, launching = outcome.scenario.happens(rank_index), node.links.launch_row
     idle = row_set(launching[~happens], len(host)) & ~row_set(launching[happens], len(host))
     calls = ints(table, "correlation_id")
     table = _replaced(table, correlation_id=nullable(np.where(idle[order], -1, calls)))
@@ -195,9 +197,9 @@ def _run_by_program(node: RankNodes) -> np.ndarray:
     return np.asarray(node.program.row[node.program.kind == OP_START])
 
 
-def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
+def _events(outcome: Outcome, rank_index: int) -> tuple[pa.Table, np.ndarray]:
     """Device events with new times, without those that do not happen, and the old row of each."""
-    node = outcome.scenario.ranks[place]
+    node = outcome.scenario.ranks[rank_index]
     start = _new(outcome, node, node.start)
     end = _new(outcome, node, node.end)
     links = node.links
@@ -207,8 +209,8 @@ def _events(outcome: Outcome, place: int) -> tuple[pa.Table, np.ndarray]:
         first = int(start[links.has_launch].min())
         start = np.where(earlier, np.minimum(start, first - 1), start)
     duration = end - start
-    kept = np.flatnonzero(outcome.scenario.happens(place))
-    order = kept[np.lexsort((kept, -duration[kept], start[kept]))]
+    happening = np.flatnonzero(outcome.scenario.happens(rank_index))
+    order = happening[np.lexsort((happening, -duration[happening], start[happening]))]
     table = node.joined.inputs.device_event.take(pa.array(order))
     return _replaced(table, start_ns=start[order], dur_ns=duration[order]), order
 
@@ -227,15 +229,15 @@ def _shifted(step: pa.Table, warp: _Warp) -> pa.Table:
 
 
 def _collectives(table: pa.Table, host_order: np.ndarray, event_order: np.ndarray) -> pa.Table:
-    """Metadata of what is still there, by its new row."""
+    """Return the metadata of the remaining events and spans, with their new rows."""
     source, values = strings(table, "source")
     of_device = np.array([v == "device_event" for v in values] + [False])[source]
     row = ints(table, "row")
     new = np.full(len(row), -1, dtype=np.int64)
     for mine, order in ((~of_device, host_order), (of_device, event_order)):
         if mine.any() and len(order):
-            place = np.full(int(max(order.max(), row[mine].max())) + 1, -1, dtype=np.int64)
-            place[order] = np.arange(len(order))
-            new[mine] = place[row[mine]]
-    kept = np.flatnonzero(new >= 0)
-    return _replaced(table.take(pa.array(kept)), row=new[kept])
+            new_row = np.full(int(max(order.max(), row[mine].max())) + 1, -1, dtype=np.int64)
+            new_row[order] = np.arange(len(order))
+            new[mine] = new_row[row[mine]]
+    remaining = np.flatnonzero(new >= 0)
+    return _replaced(table.take(pa.array(remaining)), row=new[remaining])

@@ -46,8 +46,8 @@ def in_python(
     time_ns: np.ndarray,
     decided: np.ndarray,
 ) -> None:
-    """The same pass without a compiler: what is sequential is done on lists."""
-    found: list[int] = []
+    """Run the same pass in Python, on lists, where no compiler was available."""
+    times: list[int] = []
     by: list[int] = []
     sources, weights = source.tolist(), weight_ns.tolist()
     low = 0
@@ -57,12 +57,12 @@ def in_python(
         best, edge = ABSENT, -1
         for at in range(low, high):
             weight = weights[at]
-            if weight != ABSENT and (reached := found[sources[at]] + weight) > best:
+            if weight != ABSENT and (reached := times[sources[at]] + weight) > best:
                 best, edge = reached, at
-        found.append(anchor if edge < 0 else best + lag)
+        times.append(anchor if edge < 0 else best + lag)
         by.append(edge)
         low = high
-    time_ns[:] = found
+    time_ns[:] = times
     decided[:] = by
 
 

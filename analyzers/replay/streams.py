@@ -68,8 +68,8 @@ def waits(links: Links, communication: Communication, recorded: Recorded) -> Wai
     beyond = start[idle] - links.returned_ns[idle]
     beyond = beyond[np.abs(beyond) <= _RIGHT_AFTER_NS]
     launch_ns = int(np.median(beyond)) if len(beyond) else 0
-    told_source, told_target = _told(links, communication, previous, recorded.asked)
-    seen_source, seen_target = _seen(links, free, stream_ns, launch_ns)
+    told_source, told_target = _called_waits(links, communication, previous, recorded.calls)
+    seen_source, seen_target = _observed_waits(links, free, stream_ns, launch_ns)
     # Of what waits for a reason that was recorded no other is guessed.
     guessed = ~row_set(recorded.target, len(events))[seen_target]
     seen_source, seen_target = seen_source[guessed], seen_target[guessed]
@@ -87,39 +87,39 @@ def waits(links: Links, communication: Communication, recorded: Recorded) -> Wai
 
 def previous_on_stream(links: Links) -> np.ndarray:
     """The event before each one on its stream, -1 for none."""
-    place = links.events.stream_key
-    order = np.argsort(place, kind="stable")
-    previous = np.full(len(place), -1, dtype=np.int64)
-    together = place[order[1:]] == place[order[:-1]]
+    stream_key = links.events.stream_key
+    order = np.argsort(stream_key, kind="stable")
+    previous = np.full(len(stream_key), -1, dtype=np.int64)
+    together = stream_key[order[1:]] == stream_key[order[:-1]]
     previous[order[1:][together]] = order[:-1][together]
     return previous
 
 
-def _seen(
+def _observed_waits(
     links: Links, free: np.ndarray, stream_ns: int, launch_ns: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Events that begin right after another stream's, and for no other reason."""
     events = links.events
     start, end = events.start_ns, events.end_ns
-    place = links.events.stream_key
+    stream_key = links.events.stream_key
     order = np.argsort(end, kind="stable")
     last = np.searchsorted(end[order], start, side="right") - 1
     source = np.where(last >= 0, order[np.maximum(last, 0)], 0)
     # The longer a launching call, the more a launch varies.
     call = links.returned_ns - links.launch_ns
     launched = links.returned_ns + np.maximum(launch_ns, (CALLS - 1) * call)
-    own = np.maximum(free + stream_ns, np.where(links.has_launch, launched, 0))
+    ready_ns = np.maximum(free + stream_ns, np.where(links.has_launch, launched, 0))
     target = np.flatnonzero(
         (last >= 0)
-        & (place[source] != place)
+        & (stream_key[source] != stream_key)
         & (start - end[source] <= _RIGHT_AFTER_NS)
-        & (end[source] >= own)
+        & (end[source] >= ready_ns)
         & (events.device_id[source] == events.device_id)
     )
     return source[target], target
 
 
-def _told(
+def _called_waits(
     links: Links, communication: Communication, previous: np.ndarray, recorded: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Waits that follow from calls for events, but for those whose event was recorded."""
@@ -131,15 +131,15 @@ def _told(
         asks[recorded] = False
     if not asks.any() or not len(launched):
         return nothing, nothing
-    asked = host.start_ns[asks]
+    called_ns = host.start_ns[asks]
     calls = np.sort(links.launch_ns[launched])
     # A call for an event belongs to the next launch of all.
-    follower = np.searchsorted(calls, asked, side="right")
-    asked, follower = asked[follower < len(calls)], follower[follower < len(calls)]
-    if not len(asked):
+    follower = np.searchsorted(calls, called_ns, side="right")
+    called_ns, follower = called_ns[follower < len(calls)], follower[follower < len(calls)]
+    if not len(called_ns):
         return nothing, nothing
     launch, first = np.unique(calls[follower], return_index=True)
-    of_launch = np.append(first[1:], len(asked)) - 1
+    of_launch = np.append(first[1:], len(called_ns)) - 1
     at = np.searchsorted(launch, links.launch_ns[launched])
     hit = (at < len(launch)) & (
         launch[np.minimum(at, len(launch) - 1)] == links.launch_ns[launched]
@@ -148,11 +148,11 @@ def _told(
     # One launch of a graph starts many events: its first of each stream waits.
     before = previous[target]
     alone = (before < 0) | (links.launch_row[before] != links.launch_row[target])
-    target, when = target[alone], asked[of_launch[at[hit][alone]]]
+    target, when = target[alone], called_ns[of_launch[at[hit][alone]]]
     gathers, copies = _sharding(links, communication)
     updates = links.phase == PHASES.index("optimizer")
-    place = links.events.stream_key
-    distinct, stream = compact(place)
+    stream_key = links.events.stream_key
+    distinct, stream = compact(stream_key)
     communicates = links.work_class == COMMUNICATION
     sources, targets = [nothing], [nothing]
     for number in range(len(distinct)):
@@ -161,12 +161,15 @@ def _told(
         if not len(mine) or (len(distinct) > _STREAMS_MAX and not of_communication):
             continue
         mine = mine[np.argsort(links.launch_ns[mine], kind="stable")]
-        others = stream[target] != number
+        other_streams = stream[target] != number
         sharding = gathers | copies
         for asking, from_ in (
-            (others & ~sharding[target], mine),
-            (others & gathers[target], mine[copies[mine] | updates[mine] | communicates[mine]]),
-            (others & copies[target], mine[gathers[mine] | ~communicates[mine]]),
+            (other_streams & ~sharding[target], mine),
+            (
+                other_streams & gathers[target],
+                mine[copies[mine] | updates[mine] | communicates[mine]],
+            ),
+            (other_streams & copies[target], mine[gathers[mine] | ~communicates[mine]]),
         ):
             rows = np.flatnonzero(asking)
             last = np.searchsorted(links.launch_ns[from_], when[rows], side="left") - 1

@@ -44,27 +44,27 @@ def causes_named(name: str) -> tuple[str, ...]:
     """
     from chopper.analyzers.replay.changes import not_fixable
 
-    asked = name.strip().lower().replace("-", "_").replace(" ", "_")
-    if not asked:
+    wanted = name.strip().lower().replace("-", "_").replace(" ", "_")
+    if not wanted:
         raise UsageError("--fix: no cause named; `chopper analyze RUN` lists them")
-    found = (asked,) if asked in CAUSES else ALIASES.get(asked, ())
-    if not found:
-        ends = [c for c in CAUSES if c.endswith("." + asked)]
+    causes = (wanted,) if wanted in CAUSES else ALIASES.get(wanted, ())
+    if not causes:
+        ends = [c for c in CAUSES if c.endswith("." + wanted)]
         top = [c for c in ends if not any(o != c and c.startswith(o + ".") for o in ends)]
         if len(top) > 1:
             raise UsageError(f"--fix {name!r}: ambiguous, matches several causes: {', '.join(top)}")
-        found = tuple(top)
-    if not found:
+        causes = tuple(top)
+    if not causes:
         short = {c.rpartition(".")[2]: c for c in CAUSES}
         known = [*CAUSES, *ALIASES, *short]
-        near = get_close_matches(asked, known, n=3, cutoff=0.5)
+        near = get_close_matches(wanted, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`chopper analyze RUN` lists them"
         raise UsageError(f"--fix {name!r}: unknown cause; {hint}")
-    for cause in found:
+    for cause in causes:
         why = not_fixable(cause)
         if why:
             raise UsageError(f"--fix {name!r}: {CAUSES[cause].label} cannot be removed: {why}")
-    return found
+    return causes
 
 
 @dataclass(frozen=True, kw_only=True)

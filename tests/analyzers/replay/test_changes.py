@@ -32,7 +32,7 @@ def changed(
 
 @given(TRANSFERS, LATENCY_NS)
 def test_the_same_link_changes_nothing(transfer_ns: list[int], latency_ns: float) -> None:
-    link = Link(latency_ns, 1e9, told=True)
+    link = Link(latency_ns, 1e9, separable=True)
     for wanted in (None, latency_ns):
         assert changed(transfer_ns, link, 1.0, wanted).tolist() == transfer_ns
 
@@ -41,7 +41,7 @@ def test_the_same_link_changes_nothing(transfer_ns: list[int], latency_ns: float
 def test_a_better_link_makes_no_transfer_slower(
     transfer_ns: list[int], latency_ns: float, times: float, less: float
 ) -> None:
-    link = Link(latency_ns, 1e9, told=True)
+    link = Link(latency_ns, 1e9, separable=True)
     better = changed(transfer_ns, link, times, latency_ns * less)
     assert (better <= transfer_ns).all()
     assert (changed(transfer_ns, link, 1 / times, None) >= transfer_ns).all()
@@ -49,5 +49,5 @@ def test_a_better_link_makes_no_transfer_slower(
 
 def test_a_latency_by_hand() -> None:
     # Of 30 µs, 10 are latency; what took 4 had 4 of it.
-    link = Link(10e3, 1e9, told=True)
+    link = Link(10e3, 1e9, separable=True)
     assert changed([30_000, 4_000, 0], link, 2.0, 20e3).tolist() == [30_000, 8_000, 0]
