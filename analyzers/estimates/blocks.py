@@ -42,7 +42,7 @@ class _Block:
         return self.add("view", (x,), out, size, view=True)
 
     def norm(self, x: str, out: str, *, stream: bool = False) -> str:
-        """Over the width, of what is in the residual stream or on its way into it."""
+        """Normalize over the width; `stream`: the result goes into the residual stream."""
         of, a = self.of, self.a
         width = self.stream_bytes if stream or of.autocast else self.e
         return self.normalize(x, out, self.h, self.outside, a.norm_count, width)
@@ -52,17 +52,17 @@ class _Block:
     ) -> str:
         of, layer = self.of, self.a.norm == "layer"
         if of.kernels == "gpu" or layer:
-            kept: dict[str, Any] = {"keeps": (x,), "keeps_extra_bytes": rows * 4 * (1 + layer)}
+            saved: dict[str, Any] = {"keeps": (x,), "keeps_extra_bytes": rows * 4 * (1 + layer)}
         else:
             # The input as float32, the normalized as float32, and the inverse root.
             wide = elements * 4 * (2 if self.stream_bytes < 4 else 1)
-            kept = {
+            saved = {
                 "keeps": (x,) if self.stream_bytes == 4 else (),
                 "keeps_extra_bytes": wide + rows * 4,
                 "forward_bytes": elements * 4,
                 "backward_bytes": 3 * elements * 4,
             }
-        return self.add("norm", (x,), out, elements * width, weights_count=weights, **kept)
+        return self.add("norm", (x,), out, elements * width, weights_count=weights, **saved)
 
     def linear(
         self, x: str, out: str, columns: int, weights: int, *, saved: bool = True, cut: bool = True
@@ -74,7 +74,7 @@ class _Block:
         if of.autocast and x in self.inputs:
             source = self.add("cast", (x,), f"{x}.{out}", gathered)
         elif of.sequence_parallel and x in self.inputs and self.tp > 1:
-            source = self.whole(x)
+            source = self.gathered(x)
         rows = self.outside if out in ("a0", "d0", "sd") else self.tokens
         return self.add(
             "linear",
@@ -86,8 +86,8 @@ class _Block:
             saved=saved,
         )
 
-    def whole(self, x: str) -> str:
-        """All tokens of what sequence parallelism holds a part of."""
+    def gathered(self, x: str) -> str:
+        """Gather all tokens of a tensor that sequence parallelism cuts."""
         source = f"{x}.gathered"
         if self.of.sequence_parallel and self.tp > 1:
             if not any(op.writes == source for op in self.ops):
@@ -171,9 +171,9 @@ class _Block:
 
     def of_heads(self, x: str, out: str, size: int, heads: int) -> str:
         """Queries or keys normalized."""
-        a, whole = self.a, self.a.qk_norm_whole
-        rows = self.tokens * (1 if whole and a.norm == "rms" else heads)
-        weights = a.head_width * (heads if whole else 1)
+        a, over_width = self.a, self.a.qk_norm_whole
+        rows = self.tokens * (1 if over_width and a.norm == "rms" else heads)
+        weights = a.head_width * (heads if over_width else 1)
         elements = size // self.e
         return self.normalize(x, out, elements, rows, weights, self.e)
 
@@ -194,8 +194,10 @@ class _Block:
         self.view("c", "r0", t * of.rope_width * e)
         self.normalize("c0", "c1", t * of.kv_rank, t, of.kv_rank, e)
         nope = a.head_width - of.rope_width
-        made = nope + of.value_width
-        self.linear("c1", "kv", heads * made, of.kv_rank * a.heads_count * made, saved=False)
+        kv_width = nope + of.value_width
+        self.linear(
+            "c1", "kv", heads * kv_width, of.kv_rank * a.heads_count * kv_width, saved=False
+        )
         self.view("kv", "k0", t * heads * nope * e)
         self.view("kv", "v", t * heads * of.value_width * e)
         self.rotate("r0", "r", t * of.rope_width * e)
@@ -203,13 +205,13 @@ class _Block:
         return queries, "k"
 
     def activation(self, x: str, out: str, size: int) -> str:
-        """SiLU, GELU or what is ReLU's."""
+        """Apply SiLU, GELU or a variant of ReLU."""
         kind = self.a.activation
         if kind in ("smooth", "tanh"):
             # x/2, the tanh, and one more than it; in backward the gradients of both factors.
             extra, back = (3 * size, 2 * size) if kind == "tanh" else (0, 0)
-            kept = {"keeps": (x,), "keeps_extra_bytes": extra, "backward_bytes": back}
-            return self.add("activation", (x,), out, size, **kept)
+            saved = {"keeps": (x,), "keeps_extra_bytes": extra, "backward_bytes": back}
+            return self.add("activation", (x,), out, size, **saved)
         first = f"{out}.relu" if kind == "relu2" else out
         self.add("activation", (x,), first, size, keeps=(first,))
         if kind == "relu2":
@@ -235,17 +237,17 @@ class _Block:
         if a.gated and a.fused_up:
             self.linear(x, f"{prefix}gu", 2 * share, 2 * up)
             self.view(f"{prefix}gu", g, f)
-            made = self.gated(g, self.view(f"{prefix}gu", u, f), prefix, f)
+            activated = self.gated(g, self.view(f"{prefix}gu", u, f), prefix, f)
         elif a.gated:
             # The activation comes before the second product.
             self.linear(x, g, share, up)
             self.activation(g, f"{prefix}s", f)
             self.linear(x, u, share, up, saved=False)
-            made = self.multiply(f"{prefix}s", u, f"{prefix}p", f)
+            activated = self.multiply(f"{prefix}s", u, f"{prefix}p", f)
         else:
             self.linear(x, g, share, up)
-            made = self.activation(g, f"{prefix}s", f)
-        return self.linear(made, out, w, width * w + w * bias)
+            activated = self.activation(g, f"{prefix}s", f)
+        return self.linear(activated, out, w, width * w + w * bias)
 
     def mixture(self, x: str, of: Experts) -> str:
         """Router, dispatch, the experts' networks as grouped products, and their sum: x → d0.
@@ -256,21 +258,21 @@ class _Block:
         """
         lay, w, e = self.of, self.a.width, self.e
         t, rows = self.tokens, self.tokens * of.chosen_count
-        x = self.whole(x)
+        x = self.gathered(x)
         self.router(x, of)
         # Three permutations in int64, which indexing keeps.
         sent = "xs" if lay.expert_parallel_count > 1 else "xe"
         category = "communication" if sent == "xs" else ""
         extra = 24 * rows
         self.add("dispatch", (x,), sent, rows * w * e, keeps_extra_bytes=extra, category=category)
-        own = rows
+        routed = rows
         if sent == "xs":
-            own = math.ceil(rows * lay.imbalance_ratio)
-            self.add("all-to-all", ("xs",), "xe", own * w * e)
+            routed = math.ceil(rows * lay.imbalance_ratio)
+            self.add("all-to-all", ("xs",), "xe", routed * w * e)
         share = _share(of.width, self.tp)
-        f = own * share * e
+        f = routed * share * e
         experts = _share(of.count, lay.expert_parallel_count)
-        self.grouped("xe", "egu", own * 2 * share, 2 * share * experts * (w + of.bias), of)
+        self.grouped("xe", "egu", routed * 2 * share, 2 * share * experts * (w + of.bias), of)
         self.view("egu", "eg", f)
         self.view("egu", "eu", f)
         if of.clamped:
@@ -278,11 +280,11 @@ class _Block:
             self.add("clamp", ("eg",), "egc", f, keeps=("eg",))
             self.add("clamp", ("eu",), "eu1", f, keeps=("eu",), forward_bytes=f)
             self.add("sigmoid", ("egc",), "esig", f, keeps=("esig",), forward_bytes=f)
-            made = self.multiply("eu1", self.multiply("egc", "esig", "es", f), "ep", f)
+            activated = self.multiply("eu1", self.multiply("egc", "esig", "es", f), "ep", f)
         else:
-            made = self.gated("eg", "eu", "e", f)
+            activated = self.gated("eg", "eu", "e", f)
         down = experts * (share * w + w * of.bias)
-        received = self.grouped(made, "ye", own * w, down, of)
+        received = self.grouped(activated, "ye", routed * w, down, of)
         if sent == "xs":
             received = self.add("all-to-all", ("ye",), "yr", rows * w * e)
         # A router in float32 gives weights in it, and so do the sums of what they weigh.
@@ -325,49 +327,49 @@ def block(of: Training, *, mixture: bool = False) -> tuple[Op, ...]:
 
     With `mixture` it is a layer with experts.
     """
-    a, made = of.architecture, _Block(of)
+    a, builder = of.architecture, _Block(of)
     before = not a.norms_after
-    first = made.norm("x", "n1") if before else "x"
-    made.inputs = {"n1", "n2"} if before else {"x", "y"}
-    added = made.dropped(made.attention(first))
+    first = builder.norm("x", "n1") if before else "x"
+    builder.inputs = {"n1", "n2"} if before else {"x", "y"}
+    added = builder.dropped(builder.attention(first))
     if a.norms_per_layer_count == 4 or a.norms_after:
-        added = made.norm(added, "a2", stream=True)
+        added = builder.norm(added, "a2", stream=True)
     if a.parallel:
-        second = made.norm("x", "n2") if a.norms_per_layer_count == 2 else first
+        second = builder.norm("x", "n2") if a.norms_per_layer_count == 2 else first
         stream = "x"
     else:
-        stream = made.onto("x", added, "y")
-        second = made.norm("y", "n2") if before else "y"
+        stream = builder.onto("x", added, "y")
+        second = builder.norm("y", "n2") if before else "y"
     if mixture and a.experts is not None:
-        other = made.mixture(second, a.experts)
+        other = builder.mixture(second, a.experts)
     else:
-        other = made.network(second, a.ffn_width, "d0", bias=a.mlp_bias)
-    other = made.dropped(other)
+        other = builder.network(second, a.ffn_width, "d0", bias=a.mlp_bias)
+    other = builder.dropped(other)
     if a.norms_per_layer_count == 4 or a.norms_after:
-        other = made.norm(other, "d2", stream=True)
+        other = builder.norm(other, "d2", stream=True)
     if a.parallel:
-        stream = made.onto(stream, added, "y")
-    made.onto(stream, other, "out")
-    return tuple(made.ops)
+        stream = builder.onto(stream, added, "y")
+    builder.onto(stream, other, "out")
+    return tuple(builder.ops)
 
 
 def head(of: Training) -> tuple[Op, ...]:
     """The last norm: x → n. The product with the vocabulary is counted with the loss."""
-    a, made = of.architecture, _Block(of)
+    a, builder = of.architecture, _Block(of)
     fused = of.kernels == "gpu" or a.norm == "layer"
-    wide = made.h * 4 * (2 if made.stream_bytes < 4 else 1)
-    made.add(
+    wide = builder.h * 4 * (2 if builder.stream_bytes < 4 else 1)
+    builder.add(
         "norm",
         ("x",),
         "n",
-        made.h * (made.stream_bytes if of.autocast else made.e),
-        keeps=("x",) if fused or made.stream_bytes == 4 else (),
-        keeps_extra_bytes=made.outside * 4 + (0 if fused else wide),
+        builder.h * (builder.stream_bytes if of.autocast else builder.e),
+        keeps=("x",) if fused or builder.stream_bytes == 4 else (),
+        keeps_extra_bytes=builder.outside * 4 + (0 if fused else wide),
         weights_count=a.norm_count,
-        backward_bytes=0 if fused else 3 * made.h * 4,
+        backward_bytes=0 if fused else 3 * builder.h * 4,
     )
     if of.autocast or of.sequence_parallel:
         # What the product reads: in its narrower type, and all tokens.
         name = "cast" if of.autocast else "gather"
-        made.add(name, ("n",), "m", of.tokens_count * a.width * made.e)
-    return tuple(made.ops)
+        builder.add(name, ("n",), "m", of.tokens_count * a.width * builder.e)
+    return tuple(builder.ops)

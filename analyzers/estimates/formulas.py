@@ -38,6 +38,11 @@ def zero_states_bytes(
     if stage not in range(4):
         raise UsageError(f"ZeRO stage {stage!r}: expected 0, 1, 2 or 3")
     # The optimizer's states are shared from stage 1 on, gradients from 2 on, weights from 3 on.
-    whole = sum(size for first, size in ((1, optimizer_bytes), (2, 2), (3, 2)) if stage < first)
+    unsharded_bytes = sum(
+        size for first, size in ((1, optimizer_bytes), (2, 2), (3, 2)) if stage < first
+    )
     everything = 4 + optimizer_bytes
-    return whole * parameters_count + (everything - whole) * parameters_count / ranks_count
+    return (
+        unsharded_bytes * parameters_count
+        + (everything - unsharded_bytes) * parameters_count / ranks_count
+    )

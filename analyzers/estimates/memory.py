@@ -95,16 +95,16 @@ def _assumed(training: Training) -> tuple[str, ...]:
         names.append("experts")
         rows = f"tokens × {training.architecture.experts.chosen_count} rows"
         if training.expert_parallel_count == 1:
-            said = f"each rank has all experts, so {rows} stay its own whatever the routing"
+            sentence = f"each rank has all experts, so {rows} stay its own whatever the routing"
         elif training.imbalance_ratio == 1:
-            said = (
+            sentence = (
                 f"experts are balanced: each rank's get {rows}, as many as it sends (--imbalance: "
                 "load of the busiest rank over an even share)"
             )
         else:
             ratio = training.imbalance_ratio
-            said = f"the busiest rank's experts get {ratio:g} × its even share of {rows}"
-        balance = (said,)
+            sentence = f"the busiest rank's experts get {ratio:g} × its even share of {rows}"
+        balance = (sentence,)
     deepspeed = ("deepspeed",) * (training.strategy in DEEPSPEED)
     stage_3 = ("zero3",) * (training.strategy == "zero3")
     return assumed(*names) + balance + assumed(*deepspeed, *stage_3)
@@ -180,9 +180,9 @@ def largest(
 
     def at(layers: int) -> tuple[Memory, bool]:
         deep = msgspec.structs.replace(training.architecture, layers_count=layers)
-        found = memory(msgspec.structs.replace(training, architecture=deep))
-        fits = found.peak_bytes <= capacity_bytes and ranks * found.host_bytes <= room
-        return found, fits
+        estimate = memory(msgspec.structs.replace(training, architecture=deep))
+        fits = estimate.peak_bytes <= capacity_bytes and ranks * estimate.host_bytes <= room
+        return estimate, fits
 
     # Memory grows by the same for each layer, once layers and not the loss decide the peak.
     (few, _), (many, _) = at(64), at(128)
@@ -194,12 +194,12 @@ def largest(
         if of_many > of_few and have < math.inf:
             layers = min(layers, 64 + int((have - of_few) * 64 // (of_many - of_few)))
     while layers > 0:
-        found, fits = at(layers)
+        estimate, fits = at(layers)
         if fits:
             return Largest(
-                parameters_count=found.parameters_count,
+                parameters_count=estimate.parameters_count,
                 layers_count=layers,
-                host_bytes=ranks * found.host_bytes,
+                host_bytes=ranks * estimate.host_bytes,
             )
         layers -= 1
     return None
@@ -246,7 +246,7 @@ def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
     """Return the least changes with which a training fits; none where even all do not help."""
 
     def fitting(kind: list[dict[str, Any]], besides: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the least of a kind that fits, less what is not needed of what stands besides."""
+        """Return the smallest change of a kind that fits, without unneeded further changes."""
         # Each kind is ordered by effect: where its last does not help, none does.
         if not kind or _peak_bytes(training, besides | kind[-1]) > capacity_bytes:
             return None
@@ -260,19 +260,27 @@ def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
         return next(fits, besides | chosen)
 
     recomputed, in_parts, ranks, offloaded, sliced = kinds = _kinds(training)
-    found = [fitting(kind, {}) for kind in kinds]
-    if not any(found):
+    chosen_changes = [fitting(kind, {}) for kind in kinds]
+    if not any(chosen_changes):
         recompute = (recomputed or [{}])[-1] | (in_parts or [{}])[-1]
-        found = [fitting([{}], recompute)]
-        found = found if any(found) else [fitting(kind, recompute) for kind in (offloaded, ranks)]
-    if not any(found):
+        chosen_changes = [fitting([{}], recompute)]
+        chosen_changes = (
+            chosen_changes
+            if any(chosen_changes)
+            else [fitting(kind, recompute) for kind in (offloaded, ranks)]
+        )
+    if not any(chosen_changes):
         besides = recompute | (sliced or [{}])[-1]
-        found = [fitting([{}], besides)]
-        found = found if any(found) else [fitting(ranks, besides)]
-        found = found if any(found) else [fitting(ranks, besides | (offloaded or [{}])[-1])]
+        chosen_changes = [fitting([{}], besides)]
+        chosen_changes = chosen_changes if any(chosen_changes) else [fitting(ranks, besides)]
+        chosen_changes = (
+            chosen_changes
+            if any(chosen_changes)
+            else [fitting(ranks, besides | (offloaded or [{}])[-1])]
+        )
     return tuple(
         Nearest(changes=changes, peak_bytes=int(_peak_bytes(training, changes)))
-        for changes in found
+        for changes in chosen_changes
         if changes
     )
 
@@ -286,10 +294,10 @@ def _kinds(training: Training) -> list[list[dict[str, Any]]]:
     ranks = training.ranks_count
     counts = [ranks * 2**power for power in range(sharded or ranks == 1, 11)]
     moved = set(training.offload) - {"none"}
-    left = [what for what in ("optimizer", "parameters", "activations") if what not in moved]
-    if training.strategy not in SHARDS_PARAMETERS and "parameters" in left:
-        left.remove("parameters")
-    more = [set(c) for size in range(1, len(left) + 1) for c in combinations(left, size)]
+    movable = [what for what in ("optimizer", "parameters", "activations") if what not in moved]
+    if training.strategy not in SHARDS_PARAMETERS and "parameters" in movable:
+        movable.remove("parameters")
+    more = [set(c) for size in range(1, len(movable) + 1) for c in combinations(movable, size)]
     sliced: list[dict[str, Any]] = [
         {"tensor_parallel_count": n, "sequence_parallel": True}
         for n in (2, 4, 8)
@@ -308,18 +316,21 @@ def _kinds(training: Training) -> list[list[dict[str, Any]]]:
 
 
 def of_capture(
-    found: dict[str, Any],
+    capture: dict[str, Any],
     request: dict[str, Any],
     *,
     fragmentation_ratio: float = 0.15,
     workspace_bytes: int = 0,
 ) -> Memory:
-    """The estimate for a module that was tracked under fake tensors.
+    """Return the estimate for a module that was tracked under fake tensors.
 
-    `found` is what :func:`chopper.collectors.fake_tensors.capture` returned, `request` the options
-    that it was captured with, to be shown.
+    Args:
+        capture: result of :func:`chopper.collectors.fake_tensors.capture`.
+        request: options of the capture, to be shown.
+        fragmentation_ratio: share of reserved memory that is fragmented.
+        workspace_bytes: of libraries.
     """
-    categories = {name: int(found["categories_bytes"].get(name, 0)) for name in CATEGORIES}
+    categories = {name: int(capture["categories_bytes"].get(name, 0)) for name in CATEGORIES}
     steady = categories["parameters"] + categories["optimizer"]
     allocated = sum(categories.values())
     categories["fragmentation"] = round(fragmentation_ratio * (allocated - steady))
@@ -327,9 +338,9 @@ def of_capture(
     return Memory(
         assumptions=assumed("captured_memory", "fragmentation"),
         training=None,
-        captured={**request, "torch": found["torch"], "units_count": found["units_count"]},
-        parameters_count=found["parameters_count"],
-        active_parameters_count=found["parameters_count"],
+        captured={**request, "torch": capture["torch"], "units_count": capture["units_count"]},
+        parameters_count=capture["parameters_count"],
+        active_parameters_count=capture["parameters_count"],
         allocated_bytes=allocated,
         peak_bytes=sum(categories.values()),
         categories_bytes=categories,

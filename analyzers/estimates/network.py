@@ -196,7 +196,7 @@ _MAX_PIECES = 10**9
 
 
 def _fullest_over_mean(pieces: int, uplinks_count: int) -> np.ndarray:
-    """Hash so many flows or queue pairs onto uplinks: max ÷ mean load of each draw, (draws,)."""
+    """Hash flows or queue pairs onto uplinks; return max ÷ mean load of each draw, (draws,)."""
     if pieces > _MAX_PIECES:
         raise UsageError(
             f"flows × queue pairs: {pieces:.3g} are more than can be drawn, at most "

@@ -1,4 +1,4 @@
-"""Moving states or activations to the host: what it saves, what it costs, when it hides.
+"""Moving states or activations to the host: memory saved, time added, share hidden.
 
 Optimizer offload after ZeRO-Offload (Ren et al., arXiv 2101.06840): gradients stream to the host
 during backward, Adam runs on the host, parameters return; 4 bytes per parameter cross the link.
@@ -274,11 +274,11 @@ def _ways(machine: Machine) -> Iterator[_Way]:
 
 def _room(way: _Way, training: Training, machine: Machine) -> tuple[int, int, bool]:
     """Return bytes of a rank's device and of the host, and whether there is room for them."""
-    found = memory(msgspec.structs.replace(training, strategy=way.strategy, offload=way.moved))
-    host_bytes = training.ranks_count * found.host_bytes
+    estimate = memory(msgspec.structs.replace(training, strategy=way.strategy, offload=way.moved))
+    host_bytes = training.ranks_count * estimate.host_bytes
     room = machine.host_memory_bytes
-    fits = found.peak_bytes <= machine.memory_bytes and (room is None or host_bytes <= room)
-    return found.peak_bytes, host_bytes, fits
+    fits = estimate.peak_bytes <= machine.memory_bytes and (room is None or host_bytes <= room)
+    return estimate.peak_bytes, host_bytes, fits
 
 
 def _variants(

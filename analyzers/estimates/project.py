@@ -85,7 +85,7 @@ class Projection(Estimate, kw_only=True, frozen=True):
 
 
 def between_ns(projection: Projection) -> tuple[float, float]:
-    """Return the range of a time on another device: what has no model, and the method's error."""
+    """Return the range of a projected time: operators without a model, and the method's error."""
     time_ns = projection.projected_ns
     low, high = projection.projected_between_ns or (time_ns, time_ns)
     return low * (1 - LARGEST_ERROR_RATIO), high * (1 + LARGEST_ERROR_RATIO)
@@ -233,7 +233,7 @@ def operators(table: pa.Table, here: Side, there: Side) -> tuple[tuple[OfClass, 
 
 
 def _by_class(ops: list[_Operator], *, ran: bool = True) -> tuple[OfClass, ...]:
-    """Sum operators by class, longest first; of those that never ran there is no recorded time."""
+    """Sum operators by class, longest first; the recorded time is null for a captured module."""
     known = [op for op in ops if op.projected_ns is not None]
     known_ns = sum(op.recorded_ns for op in known)
     ratio = sum(op.projected_ns or 0.0 for op in known) / known_ns if known_ns else 1.0
@@ -335,7 +335,7 @@ def _per_window(c: OfClass, windows_count: int) -> OfClass:
 def _between(
     here: Side, there: Side, without_ns: float, unmodelled_ns: float, projected_ns: int
 ) -> tuple[int, int] | None:
-    """Return the total with what has no model bound by memory, or by products in 16 bits."""
+    """Return the total with operators without a model bound by memory, or by 16-bit products."""
     rates = zip(here.rates("bf16"), there.rates("bf16"), strict=True)
     ratios = sorted(a / b for a, b in rates if a and b)
     if not ratios:
@@ -400,15 +400,15 @@ def _carried(causes_ns: dict[str, int], here: Side, there: Side) -> dict[str, fl
     rates = host_rates_of(recorded), host_rates_of(target)
     if rates[0] and rates[1]:
         host = [before / after for before, after in zip(rates[0][:2], rates[1][:2], strict=True)]
-    found = {"copy": 0.0, "communication": 0.0}
+    carried_ns = {"copy": 0.0, "communication": 0.0}
     for cause, time_ns in causes_ns.items():
         kind = cause.split(".")[0]
         if kind == "copy":
             ways = ("copy.host_to_device", "copy.device_to_host")
-            found[kind] += time_ns * (host[ways.index(cause)] if cause in ways else 1.0)
+            carried_ns[kind] += time_ns * (host[ways.index(cause)] if cause in ways else 1.0)
         elif kind == "communication":
-            found[kind] += time_ns * (link if "transfer" in cause else 1.0)
-    return found
+            carried_ns[kind] += time_ns * (link if "transfer" in cause else 1.0)
+    return carried_ns
 
 
 LAUNCH_S = 4.5e-6
@@ -425,7 +425,7 @@ def project_captured(
     """One training step of a captured module on a device: roofline and launch, by class.
 
     `operators` are those of :func:`chopper.collectors.fake_tensors.capture_operators`;
-    `element_bytes` of a parameter is for lists of tensors whose types are not told.
+    `element_bytes` of a parameter is for lists of tensors of unknown types.
 
     Raises:
         InputError: no operator has a model.

@@ -131,9 +131,9 @@ class Step:
         ledger, of, w = self.ledger, self.of, self.w
         ledger.at = "between steps"
         count, experts = self.local_count, self.local_experts_count
-        own = self.part(count, of.strategy in SHARDS_PARAMETERS, experts)
+        mine = self.part(count, of.strategy in SHARDS_PARAMETERS, experts)
         states = self.part(count, of.strategy in SHARDS_OPTIMIZER, experts)
-        weights_bytes, states_bytes = own * w.weight, states * (w.master + w.moments)
+        weights_bytes, states_bytes = mine * w.weight, states * (w.master + w.moments)
         if self.zero is None:
             states_bytes += states * w.accumulated
         on_host = "parameters" in of.offload
@@ -149,7 +149,7 @@ class Step:
         if of.strategy in HAS_BUCKETS:
             # DDP's reduction buckets hold a copy of all gradients that another rank has too.
             alone = of.ranks_count == of.expert_parallel_count > 1
-            reduced = own - experts * alone
+            reduced = mine - experts * alone
             ledger.take("communication", reduced * w.gradient)
             self.steady_bytes = ledger.total_bytes
         if self.zero is not None:
@@ -158,8 +158,8 @@ class Step:
             if self.states_on_host:
                 # Float32 gradients, and what weights or gradients are copied through in 16 bits.
                 self.host_bytes += self.zero.parts.part_count * (4 + w.compute)
-        x, kept = self.forward()
-        self.backward(x, kept)
+        x, layers_saved = self.forward()
+        self.backward(x, layers_saved)
         self.optimizer(states)
         return ledger
 
@@ -177,11 +177,11 @@ class Step:
         if self.a.positions_count:
             ledger.spike("temporary", self.x_bytes)
         self.release("embedding")
-        left: list[_Left] = []
+        layers_saved: list[_Left] = []
         for i, layer in enumerate(self.layers):
             self.gather_layer(i)
             cast = self.cast(layer)
-            out, kept = forward(ledger, layer.ops, {"x": x}, keep=of.checkpoint == "none")
+            out, saved = forward(ledger, layer.ops, {"x": x}, keep=of.checkpoint == "none")
             chosen: dict[str, Buffer] = {}
             if of.checkpoint == "selective":
                 # Kept at their making; they only start to count here, at the end of the block.
@@ -196,26 +196,26 @@ class Step:
             self.release(f"layer {i}")
             self.release(f"experts {i}")
             if "activations" in of.offload:
-                self.to_host(kept, chosen, x)
+                self.to_host(saved, chosen, x)
             if of.checkpoint == "none" and "activations" not in of.offload:
                 # Backward needs what the operators kept, not the block's input as such.
                 ledger.drop(x)
-                left.append((None, kept, chosen, cast))
+                layers_saved.append((None, saved, chosen, cast))
             else:
-                left.append((x, kept, chosen, cast))
+                layers_saved.append((x, saved, chosen, cast))
             x = out
-        return x, left
+        return x, layers_saved
 
     def cast(self, layer: _Layer) -> Buffer | None:
         """Return autocast's narrow copy of a layer's weights, owned by its cache and backward."""
         if not self.of.autocast:
             return None
         self.cached.append(self.ledger.take("parameters", layer.count * self.w.compute))
-        return self.ledger.own(self.cached[-1])
+        return self.ledger.retain(self.cached[-1])
 
-    def to_host(self, kept: Kept, chosen: dict[str, Buffer], x: Buffer) -> None:
+    def to_host(self, saved: Kept, chosen: dict[str, Buffer], x: Buffer) -> None:
         """Move kept tensors off the device; they come back, block by block, in backward."""
-        moved = [*kept.tensors.values(), *kept.extra.values(), *chosen.values()]
+        moved = [*saved.tensors.values(), *saved.extra.values(), *chosen.values()]
         for buffer in [*moved, x]:
             if buffer.size_bytes:
                 self.host_bytes += buffer.size_bytes
@@ -298,13 +298,13 @@ class Step:
         else:
             self.whole_gradients += gradients
 
-    def backward(self, x: Buffer, left: list[_Left]) -> None:
+    def backward(self, x: Buffer, layers_saved: list[_Left]) -> None:
         """Loss, then layers in reverse, then the embedding."""
         ledger, of, w, a = self.ledger, self.of, self.w, self.a
         gradient_bytes = w.compute if of.strategy in FSDP else w.gradient
         self.end_of_gather()
         ledger.at = "loss"
-        n, kept = forward(ledger, self.head_ops, {"x": x}, keep=True)
+        n, saved_by_head = forward(ledger, self.head_ops, {"x": x}, keep=True)
         head_bytes = -(-a.vocabulary_count // self.tp) * a.width * w.compute
         gradient, of_head = loss(
             ledger,
@@ -320,10 +320,10 @@ class Step:
             outer.append(of_head)
         else:
             self.zero.arrived(len(self.zero.parts.counts) - 1, of_head)
-        coming, weights = backward(
+        gradient, weights = backward(
             ledger,
             self.head_ops,
-            kept,
+            saved_by_head,
             gradient,
             x_bytes=self.x_bytes,
             gradient_bytes=gradient_bytes,
@@ -332,7 +332,7 @@ class Step:
         ledger.drop(x)
         outer += weights
         for i in range(a.layers_count - 1, -1, -1):
-            coming = self.backward_of_layer(i, left.pop(), coming, gradient_bytes)
+            gradient = self.backward_of_layer(i, layers_saved.pop(), gradient, gradient_bytes)
         # DTensor has no strategy for the gradient of an embedding cut by rows
         # (tensor/_ops/_embedding_ops.py): each rank makes it whole.
         table = a.embedding_count + a.positions_count * a.width
@@ -340,7 +340,7 @@ class Step:
         if a.tied:
             # Tied weights: both gradients exist before they are added into one.
             ledger.drop(outer.pop(0))
-        ledger.drop(coming)
+        ledger.drop(gradient)
         self.release("outer")
         if self.zero is not None:
             self.zero.arrived(0, of_table)
@@ -349,10 +349,12 @@ class Step:
         self.reduce([*outer, of_table], self.outer_count)
         ledger.drop(self.last_reduced)
 
-    def backward_of_layer(self, i: int, left: _Left, coming: Buffer, gradient_bytes: int) -> Buffer:
+    def backward_of_layer(
+        self, i: int, layer_saved: _Left, gradient: Buffer, gradient_bytes: int
+    ) -> Buffer:
         """Return the gradient of a layer's input from that of its output."""
         ledger, of = self.ledger, self.of
-        entered, kept, chosen, cast = left
+        entered, saved, chosen, cast = layer_saved
         layer = self.layers[i]
         self.gather_layer(i)
         if i:
@@ -363,13 +365,13 @@ class Step:
             if entered.size_bytes == 0:
                 entered = ledger.take("activations", self.x_bytes)
             cast = self.cast(layer)
-            out, kept = forward(ledger, layer.ops, {"x": entered}, keep=True, have=chosen)
+            out, saved = forward(ledger, layer.ops, {"x": entered}, keep=True, have=chosen)
             ledger.drop(out)
-        coming, weights = backward(
+        gradient, weights = backward(
             ledger,
             layer.ops,
-            kept,
-            coming,
+            saved,
+            gradient,
             x_bytes=self.x_bytes,
             gradient_bytes=gradient_bytes,
             arrived=self.hook(i),
@@ -383,7 +385,7 @@ class Step:
             self.arrived_others = []
         else:
             self.reduce(weights, layer.count, layer.experts_count)
-        return coming
+        return gradient
 
     def hook(self, layer: int) -> Callable[[int, Buffer], None] | None:
         """Return the receiver of single gradients of a layer; after the last layer: the norm's."""
@@ -395,7 +397,7 @@ class Step:
         first = 1 + sum(len(of.weighing) for of in self.layers[:layer])
         last = layer == self.a.layers_count
         weighing = [] if last else self.layers[layer].weighing
-        places = {op: first + place for place, op in enumerate(weighing)}
+        places = {op: first + position for position, op in enumerate(weighing)}
 
         def arrived(op: int, gradient: Buffer) -> None:
             zero.arrived(first if last else places[op], gradient)
@@ -431,9 +433,9 @@ class Step:
         if of.optimizer == "adamw":
             width = self.w.moments // 2
             # DeepSpeed updates its part as one tensor.
-            whole = states_count if self.zero is None else self.zero.updated_count()
+            updated_count = states_count if self.zero is None else self.zero.updated_count()
             if of.optimizer_kind == "foreach":
-                ledger.spike("temporary", whole * width)
+                ledger.spike("temporary", updated_count * width)
             elif of.optimizer_kind == "loop":
                 # The square root, and what it is divided into.
                 sharded = of.strategy in SHARDS_OPTIMIZER
@@ -441,7 +443,9 @@ class Step:
                 for op in {op for layer in set(self.layers) for op in layer.ops if op.expert}:
                     experts = self.part(op.weights_count, sharded, op.weights_count)
                     largest = max(largest, experts)
-                ledger.spike("temporary", 2 * width * (largest if self.zero is None else whole))
+                ledger.spike(
+                    "temporary", 2 * width * (largest if self.zero is None else updated_count)
+                )
         ledger.drop(gradient)
         if self.zero is not None:
             self.zero.after()

@@ -1,4 +1,4 @@
-"""A symbolic forward and backward pass: what is allocated, kept and freed, in bytes.
+"""A symbolic forward and backward pass: allocated, saved and freed bytes.
 
 Operators are declared with the tensors that they read, write and keep for backward. Running them
 forward and backward in order, with reference counts as an eager framework has them, gives the
@@ -67,7 +67,7 @@ class Ledger:
             self.streams_at_peak = dict(self.streams)
         return Buffer(category, size_bytes, stream=stream)
 
-    def own(self, buffer: Buffer) -> Buffer:
+    def retain(self, buffer: Buffer) -> Buffer:
         """Add an owner."""
         buffer.owners += 1
         return buffer
@@ -85,7 +85,7 @@ class Ledger:
                     self.streams[buffer.stream] -= buffer.size_bytes
 
     def turn(self, buffer: Buffer, category: str, size_bytes: int) -> Buffer:
-        """Allocate what is made of a buffer, which is dropped then."""
+        """Allocate the result of an operator on a buffer, and drop that."""
         result = self.take(category, size_bytes)
         self.drop(buffer)
         return result
@@ -147,59 +147,59 @@ class Kept:
 def forward(
     ledger: Ledger,
     ops: Sequence[Op],
-    given: Mapping[str, Buffer],
+    inputs: Mapping[str, Buffer],
     *,
     keep: bool,
     have: Mapping[str, Buffer] | None = None,
 ) -> tuple[Buffer, Kept]:
     """Run operators in order; tensors live until their last reader, or for backward.
 
-    The caller owns what is `given` from outside. With `keep`, what backward needs is held. `have`
+    The caller owns the `inputs`. With `keep`, what backward needs is held. `have`
     are outputs that were kept by selective recomputation and are not made again; taken over.
 
     Returns:
         The result, owned by the caller, and what is kept.
     """
     readers = Counter(name for op in ops for name in op.reads)
-    live: dict[str, Buffer] = {name: ledger.own(b) for name, b in given.items()}
-    kept = Kept()
+    live: dict[str, Buffer] = {name: ledger.retain(b) for name, b in inputs.items()}
+    saved = Kept()
     have = have or {}
     for i, op in enumerate(ops):
         if op.writes in have:
             live[op.writes] = have[op.writes]
         elif op.view:
-            live[op.writes] = ledger.own(live[op.reads[0]])
+            live[op.writes] = ledger.retain(live[op.reads[0]])
         else:
             if op.forward_bytes:
                 ledger.spike("temporary", op.forward_bytes + op.size_bytes)
             live[op.writes] = ledger.take(op.category or "activations", op.size_bytes)
         if keep:
             for name in op.keeps:
-                if name not in kept.tensors:
-                    kept.tensors[name] = ledger.own(live[name])
+                if name not in saved.tensors:
+                    saved.tensors[name] = ledger.retain(live[name])
             if op.keeps_extra_bytes:
-                kept.extra[i] = ledger.take("activations", op.keeps_extra_bytes)
+                saved.extra[i] = ledger.take("activations", op.keeps_extra_bytes)
         for name in op.reads:
             readers[name] -= 1
             if readers[name] == 0:
                 ledger.drop(live.pop(name))
     result = live.pop(ops[-1].writes)
     # Given but never read.
-    ledger.drop(*(buffer for name, buffer in live.items() if name in given))
-    return result, kept
+    ledger.drop(*(buffer for name, buffer in live.items() if name in inputs))
+    return result, saved
 
 
 def backward(
     ledger: Ledger,
     ops: Sequence[Op],
-    kept: Kept,
+    saved: Kept,
     gradient: Buffer,
     *,
     x_bytes: int,
     gradient_bytes: int = 0,
     arrived: Callable[[int, Buffer], None] | None = None,
 ) -> tuple[Buffer, list[Buffer]]:
-    """Run the operators' backward in reverse; what was kept is freed as it is used up.
+    """Run the operators' backward in reverse; saved tensors are freed after their last use.
 
     The `gradient` of the result is taken over. `x_bytes` are those of the gradient of x, the
     block's input, `gradient_bytes` those of one parameter's. `arrived` takes over each weight's
@@ -216,30 +216,30 @@ def backward(
     gradients: dict[str, Buffer] = {ops[-1].writes: gradient}
     weights: list[Buffer] = []
     for i, op in reversed(list(enumerate(ops))):
-        coming = gradients.pop(op.writes)
+        incoming = gradients.pop(op.writes)
         if op.backward_bytes:
             ledger.spike("temporary", op.backward_bytes)
         for name in op.reads:
             if name not in sizes:
                 continue
             if op.passes or op.view:
-                made = ledger.own(coming)
+                outgoing = ledger.retain(incoming)
             else:
-                made = ledger.take("temporary", sizes[name])
+                outgoing = ledger.take("temporary", sizes[name])
             before = gradients.get(name)
             if before is None:
-                gradients[name] = made
+                gradients[name] = outgoing
             else:
                 # Two readers: their gradients are added into a new tensor.
                 gradients[name] = ledger.turn(before, "temporary", sizes[name])
-                ledger.drop(made)
+                ledger.drop(outgoing)
         weight = None
         if op.weights_count:
             weight = ledger.take("gradients", op.weights_count * gradient_bytes)
-        ledger.drop(coming, kept.extra.pop(i, None))
+        ledger.drop(incoming, saved.extra.pop(i, None))
         for name in op.keeps:
             if last_use[name] == i:
-                ledger.drop(kept.tensors.pop(name, None))
+                ledger.drop(saved.tensors.pop(name, None))
         if weight is not None and arrived is not None:
             arrived(i, weight)
         elif weight is not None:

@@ -98,7 +98,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
     )
 
     def __post_init__(self) -> None:
-        """Refuse what is not positive, unknown, or cannot go together."""
+        """Refuse values that are not positive, unknown or contradictory."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if name.endswith("_count") and value < 1:
@@ -125,7 +125,7 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
         return self.precision == "autocast"
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """(whether it is so, what is wrong with it)."""
+        """Yield (whether the options contradict each other, the message)."""
         a, tp, kv = self.architecture, self.tensor_parallel_count, self.architecture.kv_heads_count
         fsdp = self.strategy in FSDP
         yield (
@@ -154,10 +154,10 @@ class Training(msgspec.Struct, kw_only=True, frozen=True):
             self.ranks_count > _MOST_RANKS,
             f"ranks: found {self.ranks_count}, expected at most {_MOST_RANKS}",
         )
-        others = ", ".join(part for part in self.offload if part != "none")
+        moved = ", ".join(part for part in self.offload if part != "none")
         yield (
             "none" in self.offload and len(self.offload) > 1,
-            f"offload none contradicts {others}; give one of them",
+            f"offload none contradicts {moved}; give one of them",
         )
         positions = a.positions_count - a.positions_unused_count
         yield (
@@ -229,7 +229,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
 
 
 class Widths(msgspec.Struct, kw_only=True, frozen=True):
-    """Bytes of one parameter's state, by what it is."""
+    """Bytes of one parameter's state: weight, gradient, master copy, moments."""
 
     weight: int
     gradient: int

@@ -81,8 +81,8 @@ class Reduction:
         """Gradients that stay as autograd made them until the end of the backward."""
         self.part: Buffer | None = None
 
-    def own(self, index: int) -> bool:
-        """This rank owns something of a parameter."""
+    def owns(self, index: int) -> bool:
+        """Return whether this rank owns a part of a parameter."""
         first, last = self.parts.owners(index)
         return first <= self.rank <= last
 
@@ -135,7 +135,7 @@ class Reduction:
         """Reduce what waits: own parts are kept, others freed."""
         self.copy(4 if self.stage == 1 and self.wide else self.width)
         for index, gradient in self.waiting:
-            if self.stage < 3 and self.own(index) and not self.on_host:
+            if self.stage < 3 and self.owns(index) and not self.on_host:
                 self.keep(index, gradient)
             elif gradient is not None and self.stage == 1 and not self.on_host:
                 self.held.append((index, gradient))
@@ -174,7 +174,7 @@ class Reduction:
 
         `allreduce_and_scatter`: slices by owner, sent as soon as they are more than a bucket.
         """
-        found = many = count = 0
+        largest_count = many = count = 0
         for size, times in self.slices():
             while times:
                 wanted = (self.bucket_count - count) // size + 1
@@ -183,9 +183,9 @@ class Reduction:
                 times = (times - taken) % wanted if not many else times - taken
                 many, count = many + taken, count + taken * size
                 if count > self.bucket_count:
-                    found = max(found, count if many > 1 else 0)
+                    largest_count = max(largest_count, count if many > 1 else 0)
                     many = count = 0
-        return max(found, count if many > 1 else 0)
+        return max(largest_count, count if many > 1 else 0)
 
     def slices(self) -> list[tuple[int, int]]:
         """Elements that wait, cut by their owner; neighbours of one owner are one.
@@ -193,7 +193,7 @@ class Reduction:
         Returns:
             (elements, how many slices of as many follow each other).
         """
-        found: list[tuple[int, int]] = []
+        cut: list[tuple[int, int]] = []
         size, last = self.parts.part_count, -1
         for index, _ in self.waiting:
             end = self.parts.ends[index]
@@ -204,15 +204,15 @@ class Reduction:
                 stop = start + times * size if times else min(end, (owner + 1) * size)
                 # With a float32 part, own ones stay apart: each is added on its own.
                 if last == owner and not (self.wide and owner == self.rank):
-                    found[-1] = (found[-1][0] + stop - start, 1)
+                    cut[-1] = (cut[-1][0] + stop - start, 1)
                 else:
-                    found.append((size, times) if times else (stop - start, 1))
+                    cut.append((size, times) if times else (stop - start, 1))
                 last = (stop - 1) // size
                 start = stop
-        return found
+        return cut
 
     def finish(self) -> None:
-        """The backward is over: reduce what is left, and let go of all but the part."""
+        """Reduce the remaining gradients after the backward, and free all but this rank's part."""
         ledger = self.ledger
         if self.whole:
             for index, _ in self.held:
@@ -245,8 +245,8 @@ class Reduction:
             return None
         count = self.updated_count()
         if self.wide and self.stage == 2:
-            found, self.part = self.part, None
-            return found
+            free_part, self.part = self.part, None
+            return free_part
         width = 4 if self.wide else self.width
         flat = ledger.take("gradients", count * width)
         if width < self.updated_width:

@@ -381,11 +381,13 @@ def _projected(
             f"second are not those of {priced.label}; give --tokens-per-s of that device or "
             "project them with --model, or omit --device and give --price of what it ran on"
         )
-    found = carried(attribution, source, priced)
-    assert found.recorded_ns is not None
-    low, high = (rate * found.recorded_ns / time_ns for time_ns in between_ns(found)[::-1])
+    projection = carried(attribution, source, priced)
+    assert projection.recorded_ns is not None
+    low, high = (
+        rate * projection.recorded_ns / time_ns for time_ns in between_ns(projection)[::-1]
+    )
     return Throughput(
-        tokens_per_s=rate * found.recorded_ns / found.projected_ns,
+        tokens_per_s=rate * projection.recorded_ns / projection.projected_ns,
         source=f"projected from {measured_on}, {source}",
         between=(low, high),
         devices_count=len(ranks),

@@ -182,9 +182,9 @@ def _headline(result: Memory) -> str:
     if result.fit is None:
         return f"{size} per rank at the peak{between}."
     capacity = result.fit.capacity_bytes
-    said = "fits" if result.fit.fits else "does not fit"
+    verdict = "fits" if result.fit.fits else "does not fit"
     unless = " unless fragmentation is high" if result.fit.fits and high > capacity else ""
-    return f"{size} per rank{between} {said} {fmt.bytes_(capacity)}{unless if between else ''}."
+    return f"{size} per rank{between} {verdict} {fmt.bytes_(capacity)}{unless if between else ''}."
 
 
 def _assumes(result: Memory) -> str:

@@ -194,10 +194,10 @@ def recorded_on(attribution: Attributed, source: str, stated: str | None = None)
         return device
     if len(names) == 1 and known:
         return known[0]
-    said = f"several devices ({', '.join(names)})" if names else "no known device"
+    device_text = f"several devices ({', '.join(names)})" if names else "no known device"
     if len(names) == 1:
-        said = f"{names[0]} is not in the table of devices"
-    raise UsageError(f"{source}: {said}; specify --from-device, or its closest relative")
+        device_text = f"{names[0]} is not in the table of devices"
+    raise UsageError(f"{source}: {device_text}; specify --from-device, or its closest relative")
 
 
 _NEGLIGIBLE_RATIO = 0.02
@@ -283,18 +283,18 @@ def _unmodelled(result: Projection) -> str:
     captured = result.recorded_ns is None
     of = "calls" if captured else "time"
     matters = result.unmodelled_ratio >= _NEGLIGIBLE_RATIO
-    said = f"{fmt.ratio(result.unmodelled_ratio)} of operators' {of} has no model"
+    text = f"{fmt.ratio(result.unmodelled_ratio)} of operators' {of} has no model"
     if result.unmodelled_operators and (captured or matters):
-        said += f" ({', '.join(result.unmodelled_operators)})"
+        text += f" ({', '.join(result.unmodelled_operators)})"
     if captured:
-        said += ": only the launches of these are in the step"
+        text += ": only the launches of these are in the step"
     if result.projected_between_ns and matters:
         low, high = map(fmt.duration, result.projected_between_ns)
-        said += (
+        text += (
             f" and is scaled as the rest: {low} to {high} in total, should it go with memory or "
             "with products"
         )
-    return said
+    return text
 
 
 def _classes(result: Projection) -> Section:
