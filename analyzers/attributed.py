@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,10 +33,10 @@ class Attributed(Attribution):
     """
 
     recording: Run
-    joined: dict[int, JoinedRank]
+    joined: Mapping[int, JoinedRank]
     matched: dict[int, Matched]
-    work: dict[int, EventWork]
-    factors: dict[int, Factors]
+    work: Mapping[int, EventWork]
+    factors: Mapping[int, Factors]
     detail: Attributed | None = None
 
     def covered(self) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -43,6 +44,9 @@ settings.register_profile(
 settings.load_profile("chopper")
 
 
+_numbers = itertools.count()
+
+
 def find_traces_dir() -> Path | None:
     """Return the optional catalogue of real traces, which CHOPPER_TRACES names."""
     named = os.environ.get("CHOPPER_TRACES")
@@ -58,9 +62,17 @@ def traces_dir() -> Path:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tests neither read nor write what the user's own runs have left in the cache."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.mktemp("caches")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "shared")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test sees no results of others, which may have changed how runs are attributed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches / str(next(_numbers))))
 
 
 @pytest.fixture

@@ -542,13 +542,22 @@ def attributed(sources: Sequence[str], name: str = "") -> Attributed:
     engine = engine_for(files, counted)
     # Workers load the pipeline at the same time.
     from chopper import pipeline
+    from chopper.analyzers.attributed import Attributed
+    from chopper.cli.attribution_cache import entry_of
 
+    with progress(f"looking for {name or 'the run'}", counted):
+        entry = entry_of(sources, ranks, steps, stated(name))
+        known = None if entry is None else entry.read(Attributed)
+    if known is not None:
+        return known
     with progress(f"reading {name or 'the run'}", counted):
         run = pipeline.read(list(sources), engine, device=stated(name))
     with progress(f"attributing {name}".rstrip(), counted):
         attribution = pipeline.attribute(run, engine, ranks, steps)
     if meta.get("chopper.engine") is not engine:
         engine.close()  # what is held stays; idle workers take memory that the views need
+    if entry is not None:
+        entry.write(attribution)
     return attribution
 
 

@@ -138,7 +138,7 @@ def _write_manifests(run: manifest.RunManifest, directory: Path) -> None:
 def _write_tables(writer: RankWriter, store: Store, rank: int, engine: Engine) -> None:
     """Write the tables of a rank: a stretch at a time where it is too large to be held."""
     stretches = store.stretches(rank)
-    names = store.in_memory(rank) if stretches else [name for of, name in store if of == rank]
+    names = [name for of, name in (store.in_memory if stretches else store) if of == rank]
     for name in names:
         writer.write(name, store[rank, name])
     if stretches:

@@ -118,9 +118,20 @@ class Store(Mapping[tuple[int, str], pa.Table]):
             return int(self._tables[key].num_rows)
         return self._held_rows.get(key, 0)
 
-    def in_memory(self, rank: int) -> list[str]:
-        """Return the names of a rank's tables that are in memory."""
-        return [name for of, name in self._tables if of == rank]
+    @property
+    def in_memory(self) -> Mapping[tuple[int, str], pa.Table]:
+        """The tables that are in memory."""
+        return self._tables
+
+    @property
+    def held(self) -> Mapping[int, HeldTables]:
+        """Rank → its tables elsewhere."""
+        return self._held
+
+    @property
+    def held_rows(self) -> Mapping[tuple[int, str], int]:
+        """(rank, name) → rows of each table elsewhere."""
+        return self._held_rows
 
     def is_held(self, rank: int) -> bool:
         """Return whether tables of a rank are elsewhere."""
