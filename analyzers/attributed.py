@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,15 @@ from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.attribution import Attribution
 from chopper.storage.run import Run
 from chopper.wording import plural, ranges
+
+_Answer = TypeVar("_Answer")
+
+
+class Answers(Protocol):
+    """Answers about an attribution that later commands find again."""
+
+    def get(self, name: str, make: Callable[[], _Answer]) -> _Answer:
+        """Return the answer of a name; make it where there is none."""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -38,6 +48,20 @@ class Attributed(Attribution):
     work: Mapping[int, EventWork]
     factors: Mapping[int, Factors]
     detail: Attributed | None = None
+
+    def answer(self, name: str, make: Callable[[], _Answer]) -> _Answer:
+        """Return what ``make`` returns, which depends on this attribution alone.
+
+        Args:
+            name: of the answer, among those of this attribution.
+            make: how it is made where no earlier command left it.
+        """
+        answers: Answers | None = self.__dict__.get("_answers")
+        return make() if answers is None else answers.get(name, make)
+
+    def keep_answers(self, answers: Answers) -> None:
+        """Keep answers about this attribution, not about parts or changes of it."""
+        object.__setattr__(self, "_answers", answers)
 
     def covered(self) -> tuple[str, str]:
         """Say which ranks and steps ``detailed`` covers; and the option that chooses others.

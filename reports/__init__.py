@@ -100,17 +100,20 @@ def document(attribution: Attributed) -> dict[str, Any]:
     from chopper.storage.parts import further_processes
     from chopper.views import view
 
-    replay = replay_or_reason(attribution)
-    tried = None if isinstance(replay, str) else actions(attribution, replay)
+    def answers() -> tuple[Any, ...]:
+        replay = replay_or_reason(attribution)
+        tried = None if isinstance(replay, str) else actions(attribution, replay)
+        return (
+            verdict(Story(attribution), replay).to_dict(),
+            recoverable(attribution, replay),
+            None if tried is None else to_json(tried.ranked),
+            view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
+            None if tried is None else dropped_json(tried),
+            None if tried is None else tried.failed,
+            None if tried is None else tried.pace,
+        )
+
+    said, savings, ranked, utilization, *rest = attribution.answer("document", answers)
     path = attribution.recording.path
-    return attribution_json(
-        attribution,
-        verdict(Story(attribution), replay).to_dict(),
-        recoverable(attribution, replay),
-        None if tried is None else to_json(tried.ranked),
-        view(attribution, "utilization").to_pylist() if attribution.ceilings else (),
-        further_processes(path) if path else (),
-        None if tried is None else dropped_json(tried),
-        None if tried is None else tried.failed,
-        None if tried is None else tried.pace,
-    )
+    further = further_processes(path) if path else ()
+    return attribution_json(attribution, said, savings, ranked, utilization, further, *rest)

@@ -92,6 +92,10 @@ def page(run: Attributed, format: Format) -> Page:
     """
     if format == "html":
         return _browser_page(run)
+    return run.answer(f"page-{format}", lambda: _plain_page(run, format))
+
+
+def _plain_page(run: Attributed, format: Format) -> Page:
     story = Story(run)
     replay = replay_or_reason(run)
     found = verdict(story, replay)

@@ -59,13 +59,11 @@ class _Document(msgspec.Struct, array_like=True):
     """The contents of an entry.
 
     Attributes:
-        key: what it depends on, hashed.
         head: the run without its tables, and the attribution without what is of one rank.
         ranks: rank → its facts, joined events, work and factors.
         tables: rank → its tables, of those that were read from traces.
     """
 
-    key: str
     head: memoryview
     ranks: dict[int, memoryview]
     tables: dict[int, memoryview]
@@ -85,17 +83,11 @@ class Entry:
 
     def read(self, kind: type[_Kind]) -> _Kind | None:
         """Return the attribution; None where there is none, or it is damaged."""
-        path = _folder() / self.key
-        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError, ChopperError):
-            with path.open("rb") as file:
-                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            content = data[_DIGEST_BYTES:]
-            if _digest(content) == data[:_DIGEST_BYTES]:
-                source, _ = _split(content)
-                document = msgspec.msgpack.decode(content[source:], type=_Document)
-                if document.key == self.key:
-                    os.utime(path)
-                    return _restored(document, kind)
+        with contextlib.suppress(ValueError, msgspec.DecodeError, ChopperError):
+            if (content := self.load()) is not None:
+                run = _restored(msgspec.msgpack.decode(content, type=_Document), kind)
+                run.keep_answers(_Answers(self))
+                return run
         return None
 
     def write(self, run: Attributed) -> None:
@@ -105,19 +97,55 @@ class Entry:
             finding.code == "run.rank_lost" for finding in run.findings
         ):
             return
-        folder = _folder()
         try:
-            document = _document(self.key, run)
+            document = _document(run)
         except UnicodeEncodeError:  # a name that is not UTF-8
             return
         if document is None or _facts(path for path, *_ in self.inputs) != self.inputs:
             return
+        self.store(msgspec.msgpack.encode(document))
+        run.keep_answers(_Answers(self))
+
+    def load(self, name: str = "") -> memoryview | None:
+        """Return what :meth:`store` was called with; None where there is none, or it is damaged."""
+        path = _folder() / f"{self.key}{name}"
+        try:
+            with path.open("rb") as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            os.utime(path)
+        except (OSError, ValueError):  # an empty file
+            return None
+        content = data[_DIGEST_BYTES:]
+        if _digest(content, self.key + name) != data[:_DIGEST_BYTES]:
+            return None
+        return content[_LENGTH_BYTES + len(_source(content)) :]
+
+    def store(self, content: bytes, name: str = "") -> None:
+        """Write a file of this entry, as a whole or not at all."""
         source = os.path.abspath(self.inputs[0][0]).encode("utf-8", "surrogateescape")  # noqa: PTH100
-        head = len(source).to_bytes(_LENGTH_BYTES, "little") + source
-        data = head + msgspec.msgpack.encode(document)
-        with contextlib.suppress(OutputError):  # without room for it, the next command reads again
-            write_atomic(folder / self.key, _digest(data) + data)
+        data = len(source).to_bytes(_LENGTH_BYTES, "little") + source + content
+        folder = _folder()
+        with contextlib.suppress(OutputError):  # without room for it, the next command makes it
+            write_atomic(folder / f"{self.key}{name}", _digest(data, self.key + name) + data)
         _remove_unused(folder)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Answers about an attribution, in files beside its own."""
+
+    entry: Entry
+
+    def get(self, name: str, make: Callable[[], _Value]) -> _Value:
+        """Return the answer of a name; make and keep it where there is none."""
+        with contextlib.suppress(ChopperError):
+            if (content := self.entry.load(f"-{name}")) is not None:
+                answer: _Value = values.decode(content)
+                return answer
+        answer = make()
+        with contextlib.suppress(UnicodeEncodeError, ChopperError):
+            self.entry.store(values.encode(answer, compressed=True), f"-{name}")
+        return answer
 
 
 def entry_of(sources: Sequence[str], *choices: Any) -> Entry | None:
@@ -177,8 +205,10 @@ def _facts(paths: Iterable[str]) -> tuple[_Facts, ...]:
     return tuple(found)
 
 
-def _digest(data: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+def _digest(data: bytes | memoryview, name: str = "") -> bytes:
+    hashed = hashlib.blake2b(data, digest_size=_DIGEST_BYTES)
+    hashed.update(name.encode())
+    return hashed.digest()
 
 
 def _digest_of_file(path: str) -> bytes:
@@ -219,17 +249,17 @@ def _remove_unused(folder: Path) -> None:
 def _is_orphan(path: Path) -> bool:
     """Return whether the run that an entry is of is gone."""
     with path.open("rb") as file:
-        _, source = _split(file.read(_DIGEST_BYTES + _HEAD_BYTES)[_DIGEST_BYTES:])
-    return not os.path.lexists(source)
+        head = file.read(_DIGEST_BYTES + _HEAD_BYTES)
+    return not os.path.lexists(_source(head[_DIGEST_BYTES:]))
 
 
-def _split(content: bytes | memoryview) -> tuple[int, bytes]:
-    """Return where the path ends that an entry begins with; and the path."""
+def _source(content: bytes | memoryview) -> bytes:
+    """Return the path of the run that a file of an entry begins with."""
     end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-    return end, bytes(content[_LENGTH_BYTES:end])
+    return bytes(content[_LENGTH_BYTES:end])
 
 
-def _document(key: str, run: Attributed) -> _Document | None:
+def _document(run: Attributed) -> _Document | None:
     """Return the entry of an attribution; None where it is too large."""
     recording, store = run.recording, run.recording.tables
     ranks, tables, files = {}, {}, {}
@@ -254,7 +284,7 @@ def _document(key: str, run: Attributed) -> _Document | None:
     described = recording.manifest, path, recording.source
     stored = store.in_memory, store.held_rows, files
     head = described, stored, [*run.work], [*run.factors], _fields(run)
-    return _Document(key, memoryview(values.encode(head, compressed=True)), ranks, tables)
+    return _Document(memoryview(values.encode(head, compressed=True)), ranks, tables)
 
 
 def _fields(run: Attributed) -> dict[str, Any]:

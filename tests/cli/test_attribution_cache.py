@@ -18,7 +18,7 @@ import chopper
 from benchmarks._ranks import write_ranks
 from chopper import pipeline
 from chopper.analyzers import findings
-from chopper.analyzers.trace import joined as joined_module
+from chopper.analyzers.trace import rank_join
 from chopper.api import AttributedRun
 from chopper.cli import attribution_cache
 from chopper.cli.attribution_cache import Entry, entry_of
@@ -46,7 +46,7 @@ def _written(folder: Path, count: int) -> Path:
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ranks that were joined."""
     seen: list[int] = []
-    join = joined_module.join_rank
+    join = rank_join.join_rank
 
     def noted(inputs: Any) -> Any:
         seen.append(inputs.rank)
@@ -67,7 +67,8 @@ def entry(traces: Path) -> Entry:
 
 
 def kept() -> list[Path]:
-    return sorted(attribution_cache._folder().iterdir())
+    """The attributions in the cache, without the answers about them."""
+    return sorted(attribution_cache._folder().glob(64 * "[0-9a-f]"))
 
 
 @pytest.fixture(params=["traces", "imported", "some ranks in detail"])
@@ -159,6 +160,12 @@ def test_a_damaged_entry_is_not_used(traces: Path, joined: list[int]) -> None:
     assert analyzed(traces) == first
     assert {*joined} == {0, 1}
     assert file.read_bytes()[:100] == whole[:100]
+    # Damaged answers are made again.
+    for answer in file.parent.glob(f"{file.name}-*"):
+        answer.write_bytes(answer.read_bytes()[:-1])
+    joined.clear()
+    assert analyzed(traces) == first
+    assert joined == []
     # The entry of another run in its place is none, either.
     other = replace(there, key="0" * 64)
     file.rename(file.with_name(other.key))
