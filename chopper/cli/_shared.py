@@ -542,12 +542,11 @@ def attributed(sources: Sequence[str], name: str = "") -> Attributed:
     engine = engine_for(files, counted)
     # Workers load the pipeline at the same time.
     from chopper import pipeline
-    from chopper.analyzers.attributed import Attributed
     from chopper.cli.attribution_cache import entry_of
 
     with progress(f"looking for {name or 'the run'}", counted):
         entry = entry_of(sources, ranks, steps, stated(name))
-        known = None if entry is None else entry.read(Attributed)
+        known = None if entry is None else entry.read()
     if known is not None:
         return known
     with progress(f"reading {name or 'the run'}", counted):

@@ -43,7 +43,6 @@ from chopper.storage.store import HeldTables, Store
 from chopper.version import __version__
 
 _Value = TypeVar("_Value")
-_Kind = TypeVar("_Kind", bound=Attributed)
 _Facts = tuple[str, int, int, int, int]
 """Path, size, inode and times of a file: they change with its contents."""
 _MOST_INPUT_BYTES = 4 << 30
@@ -81,11 +80,11 @@ class Entry:
     key: str
     inputs: tuple[_Facts, ...]
 
-    def read(self, kind: type[_Kind]) -> _Kind | None:
+    def read(self) -> Attributed | None:
         """Return the attribution; None where there is none, or it is damaged."""
         with contextlib.suppress(ValueError, msgspec.DecodeError, ChopperError):
             if (content := self.load()) is not None:
-                run = _restored(msgspec.msgpack.decode(content, type=_Document), kind)
+                run = _restored(msgspec.msgpack.decode(content, type=_Document))
                 run.keep_answers(_Answers(self))
                 return run
         return None
@@ -325,7 +324,7 @@ class _Encoded:
         return tables
 
 
-def _restored(document: _Document, kind: type[_Kind]) -> _Kind:
+def _restored(document: _Document) -> Attributed:
     """Return the attribution of an entry, whose parts of ranks are decoded when they are used."""
     described, stored, with_work, with_factors, own = values.decode(document.head)
     manifest, path, source = described
@@ -347,12 +346,12 @@ def _restored(document: _Document, kind: type[_Kind]) -> _Kind:
         "factors": _OfRanks(with_factors, lambda rank: parts(rank)[2]),
     }
 
-    def made(own: dict[str, Any], recording: Run) -> _Kind:
+    def made(own: dict[str, Any], recording: Run) -> Attributed:
         if own["detail"] is not None:
             ranks = [summary.rank for summary in own["detail"]["ranks"]]
             own["detail"] = made(own["detail"], recording.of_ranks(ranks))
         if own["all_kinds"] is not None:
             own["all_kinds"] = made(own["all_kinds"], recording)
-        return kind(**own, **of_ranks, recording=recording)
+        return Attributed(**own, **of_ranks, recording=recording)
 
     return made(own, recording)

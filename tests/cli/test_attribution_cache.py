@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-import chopper
 from benchmarks._ranks import write_ranks
 from chopper import pipeline
 from chopper.analyzers import findings
 from chopper.analyzers.trace import rank_join
-from chopper.api import AttributedRun
 from chopper.cli import attribution_cache
 from chopper.cli.attribution_cache import Entry, entry_of
 from chopper.views import VIEWS, view
@@ -88,7 +86,7 @@ def test_a_second_command_joins_nothing_and_says_the_same(source: Path, joined: 
     assert analyzed(source) == first
     there = entry_of([str(source)], None, None, None)
     assert there is not None
-    again, anew = there.read(AttributedRun), chopper.attribute(str(source))
+    again, anew = there.read(), pipeline.attribute(pipeline.read(str(source)))
     assert again is not None
     joined.clear()
     for name in VIEWS:
@@ -155,7 +153,7 @@ def test_a_damaged_entry_is_not_used(traces: Path, joined: list[int]) -> None:
     assert there is not None
     for damaged in itertools.chain(flipped, cut, [whole + b"x"]):
         file.write_bytes(damaged)
-        assert there.read(AttributedRun) is None
+        assert there.read() is None
     joined.clear()
     assert analyzed(traces) == first
     assert {*joined} == {0, 1}
@@ -169,11 +167,11 @@ def test_a_damaged_entry_is_not_used(traces: Path, joined: list[int]) -> None:
     # The entry of another run in its place is none, either.
     other = replace(there, key="0" * 64)
     file.rename(file.with_name(other.key))
-    assert other.read(AttributedRun) is None
+    assert other.read() is None
 
 
 def test_inputs_that_change_meanwhile_leave_no_entry(traces: Path) -> None:
-    there, run = entry(traces), chopper.attribute(str(traces))
+    there, run = entry(traces), pipeline.attribute(pipeline.read(str(traces)))
     with next(traces.iterdir()).open("ab") as file:
         file.write(b"\n")
     there.write(run)
@@ -181,7 +179,7 @@ def test_inputs_that_change_meanwhile_leave_no_entry(traces: Path) -> None:
 
 
 def test_an_attribution_without_a_rank_is_not_kept(traces: Path) -> None:
-    run = chopper.attribute(str(traces))
+    run = pipeline.attribute(pipeline.read(str(traces)))
     lost = replace(run, findings=[*run.findings, findings.of_lost(1, "too large")])
     entry(traces).write(lost)
     assert kept() == []
