@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper import wording as fmt
-from chopper.analyzers.causes.clock import CLOCK_LABELS
+from chopper.analyzers.causes.clock import CLOCK_LABELS, ClockSeries
 from chopper.analyzers.trace.columns import distinct_rows, ints, pick, row_set, strings
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports.pack import compact_json, deflate_text, pack
@@ -48,6 +48,8 @@ _OP_DETAILS = ("input_dims", "input_types")
 _MAX_VARIANTS = 20_000
 _MAX_CHARACTERS = 400
 _HELD = [CLOCK_LABELS.index(name) for name in ("power_cap", "thermal", "application", "idle_ramp")]
+HELD_CAUSES = [f"compute.clock.{CLOCK_LABELS[column]}" for column in _HELD]
+"""Causes that held a clock, the first of several at once; the host is none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,30 +499,20 @@ class Packer:
         return len(overlapping) - len(rows), len(rows) - shown
 
     def clock(self) -> None:
-        """Add a lane per device of what held its clock; a reading stands half-way to the next."""
+        """Add a lane per device of what held its clock."""
         window = self.window
         for device, whole in sorted(self.rank.readers.items()):
             series = whole.around(window.start_ns, window.end_ns)
             if series is None:
                 continue
-            labels = series.labels[:, _HELD]
-            held = np.where(labels.any(axis=1), labels.argmax(axis=1), -1)
-            time, gap = series.time_ns, series.gap_ns
-            # Across a hole in the readings nothing is said to have held.
-            median = int(np.median(gap))
-            hole = gap > _HOLE_FACTOR * median
-            reach = np.where(hole, median, gap) // 2
-            begins = np.flatnonzero(np.concatenate([[True], (held[1:] != held[:-1]) | hole]))
-            ends = np.append(begins[1:], len(time)) - 1
-            start = np.maximum(time[begins] - np.append(0, reach)[begins], window.start_ns)
-            end = np.minimum(time[ends] + np.append(reach, 0)[ends], window.end_ns)
-            shown = np.flatnonzero((held[begins] >= 0) & (end > start))
-            if not len(shown):
+            start, end, cause = held_clocks(series)
+            start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)
+            shown = end > start
+            if not shown.any():
                 continue
-            causes = [f"compute.clock.{CLOCK_LABELS[column]}" for column in _HELD]
-            kinds = [self.kinds.one(CAUSES[c].label, "state", cause=c) for c in causes]
+            kinds = [self.kinds.one(CAUSES[c].label, "state", cause=c) for c in HELD_CAUSES]
             several = f" {device}" if len(self.rank.readers) > 1 else ""
-            kind = np.array(kinds)[held[begins][shown]]
+            kind = np.array(kinds)[cause[shown]]
             self._add(f"Clock held by{several}", "clock", start[shown], end[shown], kind)
 
     def finish(self) -> str:
@@ -545,6 +537,25 @@ class Packer:
         number = np.zeros(len(self.rank.span_start) + 1, dtype=np.int64)
         number[span[at]] = np.arange(1, len(at) + 1)
         arrays["launch"] = np.diff(pick(number, launch, 0), prepend=0)
+
+
+def held_clocks(series: ClockSeries) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return when something held a clock: (start_ns, end_ns, index into `HELD_CAUSES`).
+
+    A reading stands half-way to the next; across a hole in the readings nothing held.
+    """
+    labels = series.labels[:, _HELD]
+    held = np.where(labels.any(axis=1), labels.argmax(axis=1), -1)
+    time, gap = series.time_ns, series.gap_ns
+    median = int(np.median(gap)) if len(gap) else 0
+    hole = gap > _HOLE_FACTOR * median
+    reach = np.where(hole, median, gap) // 2
+    begins = np.flatnonzero(np.concatenate([[True], (held[1:] != held[:-1]) | hole]))
+    ends = np.append(begins[1:], len(time)) - 1
+    start = time[begins] - np.append(0, reach)[begins]
+    end = time[ends] + np.append(reach, 0)[ends]
+    shown = (held[begins] >= 0) & (end > start)
+    return start[shown], end[shown], held[begins][shown]
 
 
 def _longest(rows: np.ndarray, length: np.ndarray, limit: int) -> np.ndarray:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     "kind",
     type=click.Choice((*KINDS, *TRACKERS)),
     required=True,
-    help="parquet or csv: one file per table and view; perfetto: one timeline of all ranks; "
-    "wandb, mlflow or tensorboard: metrics of each step, and the report.",
+    help="parquet or csv: one file per table and view; perfetto: one timeline of the original "
+    "traces and Chopper's tracks; wandb, mlflow or tensorboard: metrics of each step, and the "
+    "report.",
 )
 @shared.output(
     "Directory to write to.  [default: <name of the run>-<kind>, here; of wandb and mlflow their "
@@ -42,10 +43,11 @@ def command(sources: tuple[str, ...], kind: str, output: Path | None, force: boo
     same run are joined.
 
     The tables are those of `chopper schema`. The timeline opens in ui.perfetto.dev and in
-    chrome://tracing: host threads and device streams of all ranks, the steps and causes of idle
-    time of each rank, and the cause, phase, operator and layer of each device event. It carries the
-    run, with its command, host names and environment: every command reads it in place of RUN, with
-    the same attribution.
+    chrome://tracing. It holds all events of the original traces as they were written, arrows,
+    instants and counters included, and beside them a process for each rank with its steps, its
+    time by cause, what held the clock, and counters of clock, power, temperature, other telemetry
+    and the launch queue. It carries the run, with its command, host names and environment: every
+    command reads it in place of RUN, with the same attribution.
 
     An experiment tracker gets the causes of each step in ms, the step times, the shares of the
     causes and the HTML report. Project, experiment, run and server are those of its own environment
@@ -72,6 +74,10 @@ def command(sources: tuple[str, ...], kind: str, output: Path | None, force: boo
     for path in written:
         print_path(path)
     if kind == "perfetto":
+        from chopper.reports.perfetto import note
+
+        if said := note(attribution):
+            tell(said)
         tell("open it in https://ui.perfetto.dev")
 
 

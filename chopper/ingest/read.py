@@ -81,7 +81,7 @@ def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
         run = _read_directory(folder.path, engine, folder)
         # Nodes of a cluster need not share a disk.
         store = {key: run.store[key] for key in run.store} if engine.name == "ray" else run.store
-        return replace(run, path=None, source=source, store=store)
+        return replace(run, path=None, source=source, store=store, originals={})
     return read_sources(sources, source=source, engine=engine).run
 
 
@@ -122,7 +122,13 @@ def _read_directory(path: Path, engine: Engine, keeper: Folder | None = None) ->
         tables |= {(rank, name): table for name, table in own.small.items()}
         rows_count |= {(rank, name): count for name, count in own.rows_count.items()}
     manifest = _in_addresses(msgspec.structs.replace(manifest, ranks=[*parts.values()]))
-    return Run(manifest, path, Store(tables, held, rows_count, stretches))
+    # Of a rank that was recorded, the last trace is read.
+    originals = {
+        part.rank: _raw_traces(path, part)[0 if part.status == "imported" else -1 :]
+        for part in manifest.ranks
+    }
+    store = Store(tables, held, rows_count, stretches)
+    return Run(manifest, path, store, originals=originals)
 
 
 def _raw_traces(path: Path, part: RankManifest) -> list[Path]:
@@ -188,9 +194,11 @@ def read_sources(
         findings=findings,
     )
     borrowed = {(r, name) for r, (_, trace) in numbered.items() for name in trace.borrowed}
+    originals = {rank: files.get(file, [file]) for rank, (file, _) in numbered.items()}
+    source = source or " ".join(map(str, named))
     return Imported(
-        Run(_in_addresses(manifest), None, store, source or " ".join(map(str, named))),
-        {rank: files.get(file, [file]) for rank, (file, _) in numbered.items()},
+        Run(_in_addresses(manifest), None, store, source, originals),
+        originals,
         frozenset(attachments.tables.keys() | borrowed),
     )
 

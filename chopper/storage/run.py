@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,8 @@ class Run:
     """All its tables, by (rank, name)."""
     source: str = ""
     """The path or pattern that the user passed, for messages."""
+    originals: Mapping[int, Sequence[Path]] = field(default_factory=dict)
+    """Rank to the trace files that its tables were read from; they may be gone since."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", self.source or str(self.path))

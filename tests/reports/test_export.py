@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -44,28 +42,6 @@ def test_csv_holds_all_rows_whatever_the_names(tmp_path: Path) -> None:
     kernels = _read(tmp_path / "views" / "kernels.csv")
     names = view(EXACT, "kernels")["kernel"].to_pylist()
     assert [r["kernel"] for r in kernels] == [csv_text(name) for name in names]
-
-
-def test_the_timeline_has_all_events_and_the_attributions_tracks(tmp_path: Path) -> None:
-    (path,) = export(EXACT, "perfetto", tmp_path)
-    trace = json.loads(gzip.decompress(path.read_bytes()))
-    spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-    assert {e["pid"] for e in spans} == set(EXACT.recording.ranks)
-    for rank in EXACT.recording.ranks:
-        mine = [e for e in spans if e["pid"] == rank]
-        wanted = EXACT.joined[rank].host_span.num_rows
-        wanted += EXACT.joined[rank].device_event.num_rows
-        gaps = [e for e in mine if e["cat"] == "idle"]
-        steps = [e for e in mine if e["cat"] == "step"]
-        assert len(mine) == wanted + len(gaps) + len(steps)
-        idle_ns = sum(round(e["dur"] * 1e3) for e in gaps)
-        causes = next(g.causes for g in EXACT.by("rank") if g.key == rank)
-        assert idle_ns == sum(t for c, t in causes.items() if c.startswith("idle"))
-        kernels = [e for e in mine if e["cat"] == "compute"]
-        assert any((e["args"]["cause"] or "").startswith("compute.") for e in kernels)
-    first = EXACT.recording.table(EXACT.recording.ranks[0], "device_event")["start_ns"][0].as_py()
-    starts = {round(e["ts"] * 1e3) + trace["baseTimeNanoseconds"] for e in spans}
-    assert first in starts
 
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:

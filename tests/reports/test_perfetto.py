@@ -1,4 +1,4 @@
-"""A timeline that was exported is the run again, to the nanosecond."""
+"""An exported timeline: the original traces, Chopper's tracks beside them, and the run again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import hashlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ from chopper import pipeline
 from chopper.attribution import Attribution
 from chopper.errors import InputError
 from chopper.reports.export import export
+from chopper.reports.perfetto import note
 from chopper.storage.parquet import plain
 from tests.command import run as run_command
 from tests.golden.own import OWN
+from tests.kineto_writer import BASE_NS, Trace, small_trace
 
 RUNS = [p.name for p in sorted(OWN.iterdir()) if p.is_dir()]
 REAL = (
@@ -53,6 +57,57 @@ def everything(run: Attribution) -> dict[str, Any]:
     }
 
 
+def decoded(path: Path) -> Any:
+    """Return JSON with the digits of its numbers."""
+    content = path.read_bytes()
+    text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    return json.loads(text, parse_float=str)
+
+
+def nanoseconds(microseconds: Any) -> int:
+    return int(Decimal(microseconds) * 1000)
+
+
+def added(timeline: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return Chopper's slices of a timeline, by category; times in Unix ns."""
+    base_ns = int(timeline.get("baseTimeNanoseconds", 0))
+    slices: dict[str, list[dict[str, Any]]] = {}
+    names = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in timeline["traceEvents"]
+        if e.get("name") == "thread_name"
+    }
+    for event in timeline["traceEvents"]:
+        label = str(names.get((event.get("pid"), event.get("tid"))))
+        if event.get("ph") == "X" and label.startswith("chopper: "):
+            start_ns, dur_ns = base_ns + nanoseconds(event["ts"]), nanoseconds(event["dur"])
+            own = {**event, "start_ns": start_ns, "end_ns": start_ns + dur_ns, "dur_ns": dur_ns}
+            slices.setdefault(event["cat"], []).append(own)
+    return slices
+
+
+def check_tracks(run: Any, path: Path) -> None:
+    """Check that the tracks of causes tile the steps, and sum to the causes."""
+    slices = added(decoded(path))
+    whole = run.whole
+    wanted: dict[str, int] = {}
+    for row in whole.pieces.to_pylist():
+        wanted[row["cause"]] = wanted.get(row["cause"], 0) + row["time_ns"]
+    found: dict[str, int] = {}
+    ends: dict[tuple[int, int], int] = {}
+    for one in slices["cause"]:
+        found[one["args"]["cause"]] = found.get(one["args"]["cause"], 0) + one["dur_ns"]
+        key = one["pid"], one["start_ns"]
+        assert key not in ends
+        ends[key] = one["end_ns"]
+    assert found == {cause: ns for cause, ns in wanted.items() if ns}
+    for step in slices["step"]:
+        at = step["start_ns"]
+        while at < step["end_ns"]:
+            at = ends[step["pid"], at]
+        assert at == step["end_ns"]
+
+
 def imported(timeline: Path, *options: str | Path) -> None:
     done = run_command("import", timeline, *options)
     assert done.code == 0, done.err
@@ -61,6 +116,7 @@ def imported(timeline: Path, *options: str | Path) -> None:
 def check_round_trip(source: Any, folder: Path, **options: Any) -> None:
     run = pipeline.attribute(source, **options)
     (timeline,) = export(run, "perfetto", folder / "timeline")
+    check_tracks(run, timeline)
     imported(timeline, "-o", folder / "imported")
     wanted = everything(run)
     assert wanted["pieces"].num_rows
@@ -84,6 +140,138 @@ def test_a_real_trace_comes_back_from_its_timeline(
     name: str, traces_dir: Path, tmp_path: Path
 ) -> None:
     check_round_trip(traces_dir / name, tmp_path)
+
+
+ORIGINAL = (
+    "hta/a100-ddp-rank0of2-nccl-metadata.json.gz",
+    "kineto/v100-resnet50-toplevel-list-2021.json.gz",
+    "tracelens/b300-moe-unit.json.gz",
+    "torch-profiling-tutorial/h100-transformer-integer-us-python-stacks-a.json.gz",
+)
+
+
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_a_real_trace_is_in_its_timeline_unchanged(
+    name: str, traces_dir: Path, tmp_path: Path
+) -> None:
+    check_unchanged(traces_dir / name, tmp_path)
+
+
+def check_unchanged(source: Path, folder: Path) -> None:
+    run = chopper.attribute(source)
+    (path,) = export(run, "perfetto", folder / "timeline")
+    timeline, original = decoded(path), decoded(source)
+    events = original if isinstance(original, list) else original.pop("traceEvents")
+    kept, more = timeline["traceEvents"][: len(events)], timeline["traceEvents"][len(events) :]
+    assert Counter(e["ph"] for e in kept) == Counter(e["ph"] for e in events)
+    assert kept == events
+    if isinstance(original, dict):
+        assert {name: timeline[name] for name in original} == original
+    pids = {e.get("pid") for e in events}
+    assert not {e["pid"] for e in more} & pids
+    assert note(run) == ""
+    check_tracks(run, path)
+
+
+def rank_trace(rank: int, base_ns: int) -> Trace:
+    """A rank whose process and arrows have the numbers that other ranks' have, too."""
+    trace = small_trace(rank=rank, world=2, base_ns=base_ns)
+    at = {"cat": "ac2g", "name": "ac2g"}
+    trace.events += [
+        {"ph": "s", "id": 1, "ts": 2_000, "pid": 4711, "tid": 4711, **at},
+        {"ph": "f", "id": 1, "ts": 3_000, "pid": 0, "tid": 7, "bp": "e", **at},
+        {
+            "ph": "X",
+            "cat": "Trace",
+            "name": "PyTorch Profiler (0)",
+            "pid": "Spans",
+            "tid": "x",
+            "ts": 0,
+            "dur": 20_000,
+        },
+    ]
+    trace.memory(4_000, 512, 1024, 2048)
+    trace.counter("GPU power", 5_003, watts=301.5)
+    return trace
+
+
+def test_a_trace_is_in_its_timeline_unchanged(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    source.write_bytes(rank_trace(0, BASE_NS).encode())
+    check_unchanged(source, tmp_path)
+    run = chopper.attribute(source)
+    slices = added(decoded(tmp_path / "timeline" / "trace.json.gz"))["cause"]
+    # Kernels of the first step run from 1 000 to 2 000, 3 000 to 5 000 and 6 000 to 9 000 ns.
+    busy = [s for s in slices if not s["args"]["cause"].startswith("idle")]
+    first_ns = run.windows["start_ns"][0].as_py()
+    edges = {s["start_ns"] - BASE_NS for s in busy} | {s["end_ns"] - BASE_NS for s in busy}
+    assert edges >= {1_000, 2_000, 3_000, 5_000, 6_000, 9_000}
+    assert min(s["start_ns"] for s in slices) == first_ns
+
+
+def test_several_ranks_have_processes_and_arrows_of_their_own(tmp_path: Path) -> None:
+    originals = []
+    for rank, later_ns in ((0, 0), (1, 4_567_891)):
+        path = tmp_path / f"rank{rank}.json"
+        path.write_bytes(rank_trace(rank, BASE_NS + later_ns).encode())
+        originals.append((decoded(path), later_ns))
+    run = chopper.attribute([tmp_path / "rank0.json", tmp_path / "rank1.json"])
+    (path,) = export(run, "perfetto", tmp_path / "timeline")
+    timeline = decoded(path)
+    check_tracks(run, path)
+    assert [h["ranks"] for h in timeline["headers"]] == [[0], [1]]
+    assert [h["baseTimeNanoseconds"] for h in timeline["headers"]] == [BASE_NS, BASE_NS + 4_567_891]
+    at = 0
+    pids: list[dict[Any, Any]] = []
+    ids: list[dict[Any, Any]] = []
+    for original, later_ns in originals:
+        new_pid: dict[Any, Any] = {}
+        new_id: dict[Any, Any] = {}
+        events = [e for e in timeline["traceEvents"][at:] if e["name"] != "process_labels"]
+        for before, event in zip(original["traceEvents"], events, strict=False):
+            assert new_pid.setdefault(before["pid"], event["pid"]) == event["pid"]
+            assert nanoseconds(event["ts"]) == nanoseconds(before["ts"]) + later_ns
+            if "id" in before:
+                assert new_id.setdefault(before["id"], event["id"]) == event["id"]
+            changed = {"pid": event["pid"], "ts": event["ts"], "id": event.get("id")}
+            assert event == {**before, **{k: v for k, v in changed.items() if k in before}}
+        at += len(original["traceEvents"]) + len(new_pid)
+        pids.append(new_pid)
+        ids.append(new_id)
+    assert pids[0] == {4711: 4711, 0: 0, "Spans": "Spans"}
+    assert ids[0] == {1: 1}
+    for first, second in (pids, ids):
+        assert not {*first.values()} & {*second.values()}
+
+
+def test_the_run_of_an_imported_trace_keeps_its_events(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    source.write_bytes(rank_trace(0, BASE_NS).encode())
+    done = run_command("import", source, "-o", tmp_path / "run")
+    assert done.code == 0, done.err
+    (path,) = export(chopper.attribute(tmp_path / "run"), "perfetto", tmp_path / "timeline")
+    original = decoded(source)["traceEvents"]
+    assert decoded(path)["traceEvents"][: len(original)] == original
+
+
+def test_without_the_original_trace_the_tables_are_shown_and_a_line_says_so(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    source.write_bytes(rank_trace(0, BASE_NS).encode())
+    assert run_command("import", source, "-o", tmp_path / "run").code == 0
+    for file in (tmp_path / "run").glob("rank-*/trace*"):
+        file.unlink()
+    done = run_command("export", tmp_path / "run", "--to", "perfetto", "-o", tmp_path / "timeline")
+    assert "1 rank without an original trace in Kineto's JSON (0)" in done.err
+    path = tmp_path / "timeline" / "trace.json.gz"
+    run = chopper.attribute(tmp_path / "run")
+    check_tracks(run, path)
+    events = decoded(path)["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X" and e["cat"] not in ("step", "cause")]
+    joined = run.joined[0]
+    assert len(spans) == joined.host_span.num_rows + joined.device_event.num_rows
+    # Six launches, each an arrow to its kernel or copy.
+    assert Counter(e["ph"] for e in events)["s"] == 6
+    assert Counter(e["ph"] for e in events)["f"] == 6
 
 
 @pytest.fixture(scope="module")
