@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -105,7 +105,7 @@ def write_timeline(run: Attributed, path: Path) -> None:
 class _Events:
     """The list of events in a file of JSON."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: gzip.GzipFile) -> None:
         self._file = file
         self._separator = b"\n"
 
