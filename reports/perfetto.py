@@ -52,6 +52,8 @@ _ID_BITS = 32
 """Ids of flows are correlation ids, of 32 bits; those of further files get the bits above."""
 
 Event = dict[str, Any]
+Slice = tuple[str, int, int, Event]
+"""Name, start, duration and arguments."""
 
 
 def without_original(run: Attributed) -> list[int]:
@@ -268,14 +270,24 @@ class _Process:
         tid = self._tracks.get(track, 0)
         return {"ph": phase, "name": name, "pid": self.pid, "tid": tid, "ts": ts, **more}
 
-    def slices(
-        self, track: str, category: str, rows: Iterable[tuple[str, int, int, Event]]
-    ) -> Iterator[Event]:
-        """Yield slices of a track: (name, start, duration, arguments)."""
+    def slices(self, track: str, category: str, rows: Iterable[Slice]) -> Iterator[Event]:
+        """Yield the slices of a track, none within another.
+
+        A viewer reads times as floats, where a start and a duration may end a nanosecond too late;
+        it drops slices that overlap so. An end that is the next slice's start is read like it.
+        """
         yield from self.track(track)
         for name, start_ns, dur_ns, args in rows:
-            dur = microseconds(dur_ns)
-            yield self.event("X", name, start_ns, track, cat=category, dur=dur, args=args)
+            yield self.event("B", name, start_ns, track, cat=category, args=args)
+            yield self.event("E", name, start_ns + dur_ns, track, cat=category)
+
+    def span(
+        self, track: str, category: str, start_ns: int, dur_ns: int, name: str, args: Event
+    ) -> Iterator[Event]:
+        """Yield a span of a track where others may be within it."""
+        yield from self.track(track)
+        dur = microseconds(dur_ns)
+        yield self.event("X", name, start_ns, track, cat=category, dur=dur, args=args)
 
 
 def _added(run: Attributed, base_ns: int, first_pid: int) -> Iterator[Event]:
@@ -304,13 +316,13 @@ def _added(run: Attributed, base_ns: int, first_pid: int) -> Iterator[Event]:
             yield from _of_tables(process, near if rank in near.joined else run, rank)
 
 
-def _steps(run: Attributed, rank: int) -> Iterator[tuple[str, int, int, Event]]:
+def _steps(run: Attributed, rank: int) -> Iterator[Slice]:
     for row in run.windows.filter(pc.field("rank") == rank).to_pylist():
         name = "whole trace" if row["number"] is None else f"step {row['number']}"
         yield name, row["start_ns"], row["end_ns"] - row["start_ns"], {}
 
 
-def _causes(run: Attributed, rank: int) -> Iterator[tuple[str, int, int, Event]]:
+def _causes(run: Attributed, rank: int) -> Iterator[Slice]:
     slices = cause_slices(run, rank)
     codes, causes = slices.cause.indices.to_pylist(), slices.cause.dictionary.to_pylist()
     names = [CAUSES[cause].label for cause in causes]
@@ -325,7 +337,7 @@ def _causes(run: Attributed, rank: int) -> Iterator[tuple[str, int, int, Event]]
         yield names[code], start_ns, dur_ns, args
 
 
-def _held(clock: ClockSeries) -> Iterator[tuple[str, int, int, Event]]:
+def _held(clock: ClockSeries) -> Iterator[Slice]:
     columns = (column.tolist() for column in held_clocks(clock))
     for start_ns, end_ns, number in zip(*columns, strict=True):
         cause = HELD_CAUSES[number]
@@ -367,7 +379,7 @@ def _of_tables(process: _Process, run: Attributed, rank: int) -> Iterator[Event]
     ):
         label = names.get((pid, tid)) or f"thread {tid}"
         args = {} if dims is None else {"Input Dims": dims}
-        yield from process.slices(label, category, [(name, start_ns, dur_ns, args)])
+        yield from process.span(label, category, start_ns, dur_ns, name, args)
         tracks.append((label, start_ns))
     if rank not in run.links:
         return
@@ -381,7 +393,7 @@ def _of_tables(process: _Process, run: Attributed, rank: int) -> Iterator[Event]
         args = {"grid": grid, "block": block, "phase": phase, "op": op, "layer": layer}
         args = {key: value for key, value in args.items() if value is not None}
         label = f"{on}, stream {stream}"
-        yield from process.slices(label, work_class, [(name, start_ns, dur_ns, args)])
+        yield from process.span(label, work_class, start_ns, dur_ns, name, args)
         if launch is not None:
             flow = {"cat": "ac2g", "id": rank << _ID_BITS | row}
             yield process.event("s", "ac2g", tracks[launch][1], tracks[launch][0], **flow)

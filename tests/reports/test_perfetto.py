@@ -72,17 +72,25 @@ def added(timeline: Any) -> dict[str, list[dict[str, Any]]]:
     """Return Chopper's slices of a timeline, by category; times in Unix ns."""
     base_ns = int(timeline.get("baseTimeNanoseconds", 0))
     slices: dict[str, list[dict[str, Any]]] = {}
+    begun: dict[Any, dict[str, Any]] = {}
     names = {
         (e["pid"], e["tid"]): e["args"]["name"]
         for e in timeline["traceEvents"]
         if e.get("name") == "thread_name"
     }
     for event in timeline["traceEvents"]:
-        label = str(names.get((event.get("pid"), event.get("tid"))))
-        if event.get("ph") == "X" and label.startswith("chopper: "):
-            start_ns, dur_ns = base_ns + nanoseconds(event["ts"]), nanoseconds(event["dur"])
-            own = {**event, "start_ns": start_ns, "end_ns": start_ns + dur_ns, "dur_ns": dur_ns}
+        key = event.get("pid"), event.get("tid")
+        if not str(names.get(key)).startswith("chopper: ") or event["ph"] not in "BE":
+            continue
+        at_ns = base_ns + nanoseconds(event["ts"])
+        if event["ph"] == "B":
+            assert key not in begun
+            begun[key] = {**event, "start_ns": at_ns}
+        else:
+            one = begun.pop(key)
+            own = {**one, "end_ns": at_ns, "dur_ns": at_ns - one["start_ns"]}
             slices.setdefault(event["cat"], []).append(own)
+    assert not begun
     return slices
 
 
@@ -266,7 +274,7 @@ def test_without_the_original_trace_the_tables_are_shown_and_a_line_says_so(tmp_
     run = chopper.attribute(tmp_path / "run")
     check_tracks(run, path)
     events = decoded(path)["traceEvents"]
-    spans = [e for e in events if e["ph"] == "X" and e["cat"] not in ("step", "cause")]
+    spans = [e for e in events if e["ph"] == "X"]
     joined = run.joined[0]
     assert len(spans) == joined.host_span.num_rows + joined.device_event.num_rows
     # Six launches, each an arrow to its kernel or copy.
