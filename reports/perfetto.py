@@ -47,7 +47,11 @@ _UNITS = {
     "bytes_per_s": ("MB/s", 1e-6),
 }
 """Unit of a series to the unit of its counter, and the factor between them."""
+_FLOAT_NS = 1000 << 43
+"""Times from here on, as microseconds in a float, tell no nanoseconds apart."""
+_MARGIN_NS = 10_000_000_000
 _IDS = ("id", "bind_id")
+_METADATA = msgspec.Raw(b'"M"')
 _ID_BITS = 32
 """Ids of flows are correlation ids, of 32 bits; those of further files get the bits above."""
 
@@ -76,8 +80,9 @@ def note(run: Attributed) -> str:
 def write_timeline(run: Attributed, path: Path) -> None:
     """Write the timeline of a run, with steps of all kinds, gzipped.
 
-    Times are microseconds since the ``baseTimeNanoseconds`` of the first original trace, exact to
-    the ns.
+    Times are microseconds since ``baseTimeNanoseconds``, exact to the ns: that of the first
+    original trace, or shortly before the first event if it has Unix times, in which viewers see no
+    nanoseconds.
 
     Raises:
         InputError: an original trace cannot be read.
@@ -89,13 +94,11 @@ def write_timeline(run: Attributed, path: Path) -> None:
         file.writelines(carried(run.recording))
         events = _Events(file)
         originals = _sources(run)
-        if len(originals) == 1:
-            base_ns, pids = _write_one(events, *originals)
-        elif originals:
-            base_ns, pids = _write_several(events, originals)
-        else:
-            base_ns, pids = _earliest_ns(run), set[bytes]()
-            events.begin({"baseTimeNanoseconds": b"%d" % base_ns})
+        traces = [OriginalTrace(path) for path in originals]
+        base_ns = next((trace.base_ns for trace in traces), 0)
+        if not base_ns and (earliest_ns := _earliest_ns(run)) >= _FLOAT_NS:
+            base_ns = earliest_ns - earliest_ns % _MARGIN_NS - _MARGIN_NS
+        pids = _write_originals(events, traces, [*originals.values()], base_ns)
         first_pid = _FIRST_PID if originals else 0
         while any(b"%d" % (first_pid + rank) in pids for rank in run.recording.ranks):
             first_pid += len(run.recording.ranks)
@@ -111,7 +114,7 @@ class _Events:
         self._file = file
         self._separator = b"\n"
 
-    def begin(self, header: Mapping[str, bytes | msgspec.Raw]) -> None:
+    def begin(self, header: Mapping[str, msgspec.Raw]) -> None:
         """Write the members that stand before the events."""
         for name, text in header.items():
             self._file.write(b",%b:%b" % (encode_json(name), text))
@@ -139,45 +142,41 @@ def _sources(run: Attributed) -> dict[Path, list[int]]:
     return ranks_by_file
 
 
-def _write_one(events: _Events, path: Path) -> tuple[int, set[bytes]]:
-    """Write the one original trace as it is; return the base of its times and its process ids."""
-    trace = OriginalTrace(path)
-    events.begin(trace.header)
-    for block in trace.blocks():
-        events.add(block)
-    return trace.base_ns, trace.pids
+def _write_originals(
+    events: _Events, traces: Sequence[OriginalTrace], ranks: Sequence[list[int]], base_ns: int
+) -> set[bytes]:
+    """Write the headers and events of the original traces; return all process ids.
 
-
-def _write_several(events: _Events, originals: Mapping[Path, list[int]]) -> tuple[int, set[bytes]]:
-    """Write several traces with the base of the first, and ids that no two of them share.
-
-    Returns:
-        The base of the times, and all process ids.
+    Those of one trace with this base are as they were written. Else times count from the base, and
+    no two traces share an id of a process or flow.
     """
-    traces = [OriginalTrace(path) for path in originals]
-    base_ns = traces[0].base_ns
-    headers = [
-        {"file": trace.path.name, "ranks": ranks, **trace.header}
-        for trace, ranks in zip(traces, originals.values(), strict=True)
-    ]
-    header = {"headers": msgspec.json.encode(headers), "baseTimeNanoseconds": b"%d" % base_ns}
+    header = dict(traces[0].header) if len(traces) == 1 else {}
+    if len(traces) != 1 or traces[0].base_ns != base_ns:
+        header["baseTimeNanoseconds"] = msgspec.Raw(b"%d" % base_ns)
+    if len(traces) > 1:
+        named = zip(traces, ranks, strict=True)
+        headers = [{"file": trace.path.name, "ranks": of, **trace.header} for trace, of in named]
+        header["headers"] = msgspec.Raw(encode_json(headers))
     events.begin(header)
     processes = _Processes()
-    for number, (trace, ranks) in enumerate(zip(traces, originals.values(), strict=True)):
+    for number, (trace, of) in enumerate(zip(traces, ranks, strict=True)):
         later_ns = trace.base_ns - base_ns
-        processes.begin(ranks)
+        processes.begin(of)
         for block in trace.blocks():
+            if len(traces) == 1 and not later_ns:
+                events.add(block)
+                continue
             for event in decode_events(b"[%b]" % block):
                 processes.renumber(event)
                 for key in _IDS if number else ():
                     if key in event:
                         event[key] = _distinct_id(event[key], number)
-                if later_ns and "ts" in event:
+                if later_ns and "ts" in event and event.get("ph") != _METADATA:
                     event["ts"] = moved(event["ts"], later_ns)
                 events.add(msgspec.json.encode(event))
-        for label in processes.labels():
+        for label in processes.labels() if len(traces) > 1 else ():
             events.add(encode_json(label))
-    return base_ns, processes.used
+    return processes.used.union(*(trace.pids for trace in traces))
 
 
 class _Processes:
@@ -202,7 +201,7 @@ class _Processes:
             new = pid
             while new in self.used:
                 self._next += 1
-                suffix = f" ({ranges(self._ranks)})"
+                suffix = f" (rank {ranges(self._ranks)})"
                 new = pid[:-1] + suffix.encode() + b'"' if pid[:1] == b'"' else b"%d" % self._next
                 if new in self.used:
                     new = b"%d" % self._next
@@ -273,8 +272,8 @@ class _Process:
     def slices(self, track: str, category: str, rows: Iterable[Slice]) -> Iterator[Event]:
         """Yield the slices of a track, none within another.
 
-        A viewer reads times as floats, where a start and a duration may end a nanosecond too late;
-        it drops slices that overlap so. An end that is the next slice's start is read like it.
+        Viewers read times as floats, where a start and a duration may end a nanosecond too late,
+        and drop slices that overlap so. An end that is the next slice's start is read like it.
         """
         yield from self.track(track)
         for name, start_ns, dur_ns, args in rows:
