@@ -27,6 +27,7 @@ from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto.original import (
     OriginalTrace,
     decode_events,
+    encode_event,
     microseconds,
     moved,
 )
@@ -173,7 +174,7 @@ def _write_originals(
                         event[key] = _distinct_id(event[key], number)
                 if later_ns and "ts" in event and event.get("ph") != _METADATA:
                     event["ts"] = moved(event["ts"], later_ns)
-                events.add(msgspec.json.encode(event))
+                events.add(encode_event(event))
         for label in processes.labels() if len(traces) > 1 else ():
             events.add(encode_json(label))
     return processes.used.union(*(trace.pids for trace in traces))
