@@ -26,9 +26,9 @@ def format_of(path: Path) -> str:
     extension = path.suffix.lower().lstrip(".")
     extension = {"htm": "html", "markdown": "md", "text": "txt"}.get(extension, extension)
     if extension not in FORMATS:
-        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
+        described = f"extension {path.suffix!r}" if path.suffix else "no extension"
         known = ", ".join(f".{f}" for f in FORMATS)
-        raise UsageError(f"{path}: {found}; the format follows the extension: {known}")
+        raise UsageError(f"{path}: {described}; the format follows the extension: {known}")
     return extension
 
 
@@ -74,17 +74,17 @@ def render(attribution: Attributed, format: str, said: list[str] | None = None) 
     """
     from chopper.reports import run
 
-    told = [] if said is None else said
+    notices = [] if said is None else said
 
     def page() -> Page:
-        made = run.page(attribution, cast("Format", format))
-        told.extend([made.headline, *made.first])
-        return made
+        built = run.page(attribution, cast("Format", format))
+        notices.extend([built.headline, *built.first])
+        return built
 
     def as_document() -> dict[str, Any]:
-        made = document(attribution)
-        told.append(made["verdict"]["sentence"])
-        return made
+        members = document(attribution)
+        notices.append(members["verdict"]["sentence"])
+        return members
 
     return formatted(page, as_document, format)
 

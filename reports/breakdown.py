@@ -28,7 +28,7 @@ OWN_TIME = "Own time: how long the device events themselves ran, without the wai
 
 
 def _label(story: Story, group: Group, level: Level) -> str:
-    """Return a group's key for people; None is what has no value at this level."""
+    """Return the label of a group's key; None is the group without a value at this level."""
     if group.key is None:
         return "whole trace" if level == "step" else f"no {level}"
     if level == "kernel":
@@ -49,7 +49,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
     """Return the first rows of one level as a table; None for all of them."""
     groups, windows = story.by(level), _windows(story, level)
     observed = max(story.run.observed_ns, 1)
-    own = level in ("op", "kernel")
+    has_own_time = level in ("op", "kernel")
     waits = level == "rank" and any(WAIT in group.causes for group in groups)
     lines = []
     labels = [_label(story, group, level) for group in groups[:rows]]
@@ -68,7 +68,7 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
             (
                 Cell(text=label, hint=str(group.key)),
                 fmt.duration(group.time_ns / windows.get(group.key, story.windows)),
-                *([fmt.duration((group.own_ns or 0) / story.windows)] if own else ()),
+                *([fmt.duration((group.own_ns or 0) / story.windows)] if has_own_time else ()),
                 *([fmt.duration(_own_ns(group) / windows[group.key])] if waits else ()),
                 Cell(text=fmt.ratio(share), share_ratio=share, color=cause and color(cause)),
                 Cell(text=mostly, dim=True),
@@ -86,12 +86,12 @@ def table(story: Story, level: Level, *, rows: int | None) -> Table:
     columns = (
         dict(LEVELS)[level],
         unit,
-        *(("Own time",) if own else ()),
+        *(("Own time",) if has_own_time else ()),
         *(("Without waiting",) if waits else ()),
         "Share",
         Column("Largest cause", kind="name"),
     )
-    return Table(columns=columns, rows=lines, rest=rest, note=OWN_TIME if own else "")
+    return Table(columns=columns, rows=lines, rest=rest, note=OWN_TIME if has_own_time else "")
 
 
 def _own_ns(group: Group) -> int:

@@ -90,7 +90,7 @@ class _Clocks:
 
 
 def readings(telemetry: Sequence[Series]) -> Iterator[Readings]:
-    """Yield what was read of each device beside its clock."""
+    """Yield the samples of each device that has clocks."""
     panels = {(one.panel, one.label): one for one in telemetry}
     for clock in telemetry:
         good = clock.value > 0
@@ -213,7 +213,7 @@ def _clock_facts(clocks: _Clocks) -> Iterator[Fact]:
 
 
 def _reading_facts(clocks: _Clocks) -> Iterator[Fact]:
-    """Yield what was read beside the clocks: power and temperature."""
+    """Yield tiles of power and temperature."""
     power_w = np.concatenate([np.zeros(0), *(r.power_w for r in clocks.readings)])
     if np.isfinite(power_w).any():
         limits = sorted({r["power_limit_w"] for r in clocks.limits if r["power_limit_w"]})
@@ -357,14 +357,14 @@ def _rows(clocks: _Clocks) -> Iterator[_Row]:
         return
     known = np.flatnonzero(~np.isnan(clocked.clock_hz))
     time_ns, clock_hz = clocked.time_ns[known].astype(np.float64), clocked.clock_hz[known]
-    whole = max(time_ns.sum(), 1)
+    total_ns = max(time_ns.sum(), 1)
     for column, most in _MOST.items():
         codes, names = clocked.texts(column)
         of = codes[known]
         spent = np.bincount(of[of >= 0], weights=time_ns[of >= 0], minlength=len(names))
         for code in np.argsort(-spent)[:most].tolist():
-            if spent[code] >= _LEAST_RATIO * whole:
-                words = f"{fmt.ratio(spent[code] / whole)} of the computing time<br>"
+            if spent[code] >= _LEAST_RATIO * total_ns:
+                words = f"{fmt.ratio(spent[code] / total_ns)} of the computing time<br>"
                 yield _Row(names[code], clock_hz[of == code], time_ns[of == code], words)
 
 
@@ -407,7 +407,7 @@ def _distribution(rows: list[_Row], reference_hz: float | None) -> dict[str, Any
         "marker": {"size": 8, "symbol": "diamond", "color": _ORANGE},
         "hoverinfo": "skip",
     }
-    shown = layout(
+    figure_layout = layout(
         74 + 30 * len(rows),
         8,
         8,
@@ -423,8 +423,8 @@ def _distribution(rows: list[_Row], reference_hz: float | None) -> dict[str, Any
         },
     )
     if reference_hz is not None:
-        mark(shown, "x", reference_hz / 1e9, f"reference {fmt.hertz(reference_hz)}")
-    return {"data": [heat, diamonds], "layout": shown}
+        mark(figure_layout, "x", reference_hz / 1e9, f"reference {fmt.hertz(reference_hz)}")
+    return {"data": [heat, diamonds], "layout": figure_layout}
 
 
 def _power_and_heat(clocks: _Clocks, readings: list[Readings]) -> dict[str, Any]:
@@ -457,7 +457,7 @@ def _power_and_heat(clocks: _Clocks, readings: list[Readings]) -> dict[str, Any]
         "marker": marker,
         "hovertemplate": "%{y:.3f} GHz at %{x:.0f} W<br>%{text}<extra></extra>",
     }
-    shown = layout(
+    figure_layout = layout(
         360,
         60,
         8,
@@ -465,11 +465,16 @@ def _power_and_heat(clocks: _Clocks, readings: list[Readings]) -> dict[str, Any]
         yaxis={"title": {"text": "SM clock, GHz"}},
     )
     if clocks.reference_hz is not None:
-        mark(shown, "y", clocks.reference_hz / 1e9, f"reference {fmt.hertz(clocks.reference_hz)}")
+        mark(
+            figure_layout,
+            "y",
+            clocks.reference_hz / 1e9,
+            f"reference {fmt.hertz(clocks.reference_hz)}",
+        )
     limits = {r["power_limit_w"] for r in clocks.limits if r["power_limit_w"]}
     if len(limits) == 1 and max(limits) < 1.5 * max(x):
-        mark(shown, "x", max(limits), f"limit {_watts(max(limits))}")
-    return {"data": [trace], "layout": shown}
+        mark(figure_layout, "x", max(limits), f"limit {_watts(max(limits))}")
+    return {"data": [trace], "layout": figure_layout}
 
 
 def _steps_at_reference(clocks: _Clocks) -> dict[str, Any]:
@@ -521,8 +526,8 @@ def _steps_at_reference(clocks: _Clocks) -> dict[str, Any]:
         },
         clock_line,
     ]
-    shown = stacked_steps(clocks.story.unit, len(x), right=64)
-    shown["yaxis2"] = {
+    figure_layout = stacked_steps(clocks.story.unit, len(x), right=64)
+    figure_layout["yaxis2"] = {
         "title": {"text": "GHz"},
         "overlaying": "y",
         "side": "right",
@@ -533,4 +538,4 @@ def _steps_at_reference(clocks: _Clocks) -> dict[str, Any]:
         "nticks": 6,
         "tickformat": ".2~f",
     }
-    return {"data": data, "layout": shown}
+    return {"data": data, "layout": figure_layout}

@@ -135,7 +135,7 @@ def predictions(
 
 
 def _predicted(taken: Sequence[dict[str, Any]], comparison: Comparison) -> list[Block]:
-    """Return what A's replay predicted of the actions that B took, and what was measured."""
+    """Return A's predicted savings of the actions that B took, with the measured ones."""
     if not taken:
         return []
     total = comparison.untraced or comparison.step
@@ -158,7 +158,7 @@ def _first(comparison: Comparison, in_a: Actions | None, in_b: Actions | None) -
 
 
 def tried(comparison: Comparison) -> Iterator[Actions | None]:
-    """Yield what is worth trying in A and in B; None where a run cannot be replayed."""
+    """Yield the actions worth trying in A and in B; None if a run cannot be replayed."""
     for run in comparison.runs:
         replay = replay_or_reason(run)
         yield None if isinstance(replay, str) else ranked(run, replay)
@@ -177,7 +177,7 @@ def _sides(comparison: Comparison) -> list[Block]:
 
 
 def _outcomes(comparison: Comparison) -> list[Block]:
-    """Return what a step gives and costs; what was not recorded is named with the reason."""
+    """Return throughput and cost of a step, with the reason for each value not recorded."""
     known = [o for o in comparison.outcomes if o.reason is None]
     rows = [
         [
@@ -298,12 +298,12 @@ def interval(ci95_ns: tuple[int, int] | None) -> str:
 def _causes(comparison: Comparison) -> Section:
     step = comparison.step
     least = _SMALL_RATIO * max(step.a_ns, step.b_ns)
-    shown = [
+    listed_causes = [
         c
         for c in comparison.changes
         if abs(c.difference_ns) >= least or max(c.a_ns, c.b_ns) >= 20 * least
     ]
-    hidden = len(comparison.changes) - len(shown)
+    hidden = len(comparison.changes) - len(listed_causes)
     rest = f"{fmt.plural(hidden, 'cause')} with negligible differences not shown" if hidden else ""
     label = "Waterfall from A's step to B's; the table below has the same figures"
     return Section(
@@ -322,7 +322,7 @@ def _causes(comparison: Comparison) -> Section:
                 "intervals. Grey, here and below: within noise, or too small to be shown alone.",
                 label=label,
             ),
-            *([_changes(comparison, shown, rest, PLAIN)] if shown else []),
+            *([_changes(comparison, listed_causes, rest, PLAIN)] if listed_causes else []),
             _changes(comparison, comparison.changes, "", BROWSER),
         ),
     )
@@ -361,8 +361,8 @@ def waterfall(comparison: Comparison) -> figures.Figure:
     leaves = [c for c in comparison.leaves() if c.difference_ns]
     if not leaves:
         return {"data": [], "layout": {}}
-    whole = sum(abs(c.difference_ns) for c in leaves)
-    large = [c for c in leaves if abs(c.difference_ns) >= _SMALL_BAR_RATIO * whole]
+    total_ns = sum(abs(c.difference_ns) for c in leaves)
+    large = [c for c in leaves if abs(c.difference_ns) >= _SMALL_BAR_RATIO * total_ns]
     small = leaves[len(large) :]
     parts = [(full_label(c.id), c.difference_ns, _hue(c, color(c.id)), c.ci95_ns) for c in large]
     if small:

@@ -49,15 +49,15 @@ def page(view: View, table: pa.Table, *, top: int | None = None) -> Page:
 def _blocks(view: View, table: pa.Table, rows: int) -> list[Paragraph | Table | Items]:
     if not table.num_rows:
         return [Paragraph(f"No rows: {view.needs}." if view.needs else "No rows.")]
-    shown = table.slice(0, rows)
+    first_rows = table.slice(0, rows)
     why = [c.name for c in view.columns if c.name in REASONS]
-    known = [n for n in shown.column_names if n not in why]
+    known = [n for n in first_rows.column_names if n not in why]
     filled = [n for n in known if table[n].null_count < table.num_rows]
     unknown = [fmt.heading(n) for n in known if n not in (*filled, *_OFTEN_UNKNOWN)]
-    more = table.num_rows - shown.num_rows
+    more = table.num_rows - first_rows.num_rows
     notes = [f"… {fmt.plural(more, 'more row')} (--top N)"] if more else []
     notes += [f"… unknown in every row: {', '.join(unknown)}"] if unknown else []
-    cells = [[_cell(n, value) for value in shown[n].to_pylist()] for n in filled]
+    cells = [[_cell(n, value) for value in first_rows[n].to_pylist()] for n in filled]
     numbers = ("int", "double", "bool")
     kinds = [str(table.schema.field(n).type).startswith(numbers) for n in filled]
     grid = Table(
@@ -69,7 +69,7 @@ def _blocks(view: View, table: pa.Table, rows: int) -> list[Paragraph | Table | 
         rest=". ".join(notes),
         overflow="named",
     )
-    reasons = _reasons(shown, why)
+    reasons = _reasons(first_rows, why)
     return [grid, *([Items(items=reasons)] if reasons else [])]
 
 
@@ -157,8 +157,8 @@ def _column(declared: declarations.Column, table: pa.Table) -> dict[str, Any]:
 
 def _name(column: str, text: str) -> list[str]:
     full = fmt.ellipsize(text, MAX_CHARACTERS)
-    shown = fmt.ellipsize(_cell(column, text), MAX_CHARACTERS)
-    return [full] if shown == full else [full, shown]
+    label = fmt.ellipsize(_cell(column, text), MAX_CHARACTERS)
+    return [full] if label == full else [full, label]
 
 
 def _short(value: float) -> float | None:

@@ -101,7 +101,7 @@ def stacked_figure(
 ) -> dict[str, Any]:
     """Return horizontal stacked bars: bar → part → value; `wall` is a vertical line's name."""
     parts = list(dict.fromkeys(part for bar in rows.values() for part in bar))
-    shown = layout(
+    figure_layout = layout(
         190 + 44 * len(rows),
         8,
         24,
@@ -111,7 +111,7 @@ def stacked_figure(
         yaxis={"type": "category", "automargin": True, "autorange": "reversed"},
     )
     if wall is not None:
-        mark(shown, "x", wall[1], wall[0])
+        mark(figure_layout, "x", wall[1], wall[0])
     data = [
         {
             "type": "bar",
@@ -123,4 +123,4 @@ def stacked_figure(
         }
         for i, part in enumerate(parts)
     ]
-    return {"data": data, "layout": shown}
+    return {"data": data, "layout": figure_layout}

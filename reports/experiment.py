@@ -86,7 +86,7 @@ def sections(experiment: Experiment) -> list[Section]:
 
 
 def section(experiment: Experiment) -> list[str]:
-    """Return what was withheld, and the headlines, as lines of Markdown for another page."""
+    """Return the withheld results and the headlines as lines of Markdown for another page."""
     notes = [*experiment.notes, *(f"withheld: {f.message}" for f in experiment.findings)]
     table = to_markdown.table(headline_table(experiment.headlines))[0].split("\n")
     return [
@@ -109,18 +109,18 @@ def facts(experiment: Experiment) -> list[str]:
 
 
 def machine(experiment: Experiment) -> str:
-    """Return what it was measured on, in a line."""
+    """Return the machine of the measurement, in a line."""
     attribution = next((a for runs in experiment.attributions.values() for a in runs), None)
     if attribution is None:
         return f"{experiment.plan.device}, of a machine that is not known"
     rank = attribution.recording.manifest.ranks[0]
-    said = rank.environment
+    facts = rank.environment
     device = next((d.name for d in rank.devices if d.name), None)
     parts = [
-        f"{said.get('cores_allowed', '?')} cores of {said.get('cpu', 'an unknown processor')}",
+        f"{facts.get('cores_allowed', '?')} cores of {facts.get('cpu', 'an unknown processor')}",
         *([device] if device else []),
-        f"torch {said.get('torch', '?')}",
-        " ".join(said.get("platform", "").split("-")[:2]),  # system and kernel
+        f"torch {facts.get('torch', '?')}",
+        " ".join(facts.get("platform", "").split("-")[:2]),  # system and kernel
     ]
     return ", ".join(part for part in parts if part)
 
@@ -154,7 +154,7 @@ def tables(experiment: Experiment) -> list[Table]:
     title = "Variants" if len(experiment.variants) > 1 else "Measured"
     out = [_by_variant(experiment, title, sets.pop(()))] if () in sets else []
     out += _causes(experiment)
-    out += [_of_view(experiment, shown) for shown in experiment.shown]
+    out += [_of_view(experiment, shown_view) for shown_view in experiment.shown]
     for rows in sets.values():
         out += _by_labels(experiment, rows)
     return out
@@ -237,7 +237,7 @@ def _change_line(change: Change, step_ns: int) -> str:
 def _method(experiment: Experiment) -> Section:
     plan = experiment.plan
     variants = [f"{v.name}: {v.summary} ({fmt.plural(len(v.runs), 'run')})" for v in plan.variants]
-    own = "; the length of a step is the mean over the traced steps" if plan.steps else ""
+    step_method = "; the length of a step is the mean over the traced steps" if plan.steps else ""
     return Section(
         title="How the numbers are computed",
         short="Method",
@@ -247,7 +247,7 @@ def _method(experiment: Experiment) -> Section:
             Items(items=variants, title="Variants", formats=BROWSER),
             Paragraph(
                 "They ran alternately, so that drift of the machine affects all of them alike. "
-                f"The workload measured its own numbers{own}.",
+                f"The workload measured its own numbers{step_method}.",
                 formats=BROWSER,
             ),
             Paragraph(f"`{shlex.join(plan.command)}`", formats=BROWSER),
@@ -258,16 +258,16 @@ def _method(experiment: Experiment) -> Section:
 def _causes(experiment: Experiment) -> list[Table]:
     """Show the causes of each variant's step; those that are small in all are left out."""
     rows, variants = experiment.causes, experiment.variants
-    whole = {r.variant: 0.0 for r in rows}  # in others nothing was traced
+    total_by_variant = {r.variant: 0.0 for r in rows}  # in others nothing was traced
     for row in rows:
-        whole[row.variant] += row.estimate.value
+        total_by_variant[row.variant] += row.estimate.value
     large = dict.fromkeys(
-        r.measure for r in rows if r.estimate.value >= _LEAST_SHARE * whole[r.variant]
+        r.measure for r in rows if r.estimate.value >= _LEAST_SHARE * total_by_variant[r.variant]
     )
     if not large:
         return []
     at = {(row.variant, row.measure): row for row in rows}
-    rest = dict(whole)
+    rest = dict(total_by_variant)
     for cause in large:
         for v in rest:
             rest[v] -= at[v, cause].estimate.value if (v, cause) in at else 0
@@ -282,7 +282,7 @@ def _causes(experiment: Experiment) -> list[Table]:
                 ),
                 *(
                     (what, *(fmt.duration(of[v]) if v in of else fmt.UNKNOWN for v in variants))
-                    for what, of in (("All others", rest), ("Step", whole))
+                    for what, of in (("All others", rest), ("Step", total_by_variant))
                 ),
             ],
             totals=1,
@@ -353,13 +353,13 @@ def _by_labels(experiment: Experiment, rows: list[Row]) -> list[Table]:
 def _cell(row: Row | None, unit_of: str = "") -> str | Cell:
     if row is None:
         return fmt.UNKNOWN
-    said = fmt.cell(unit_of or row.measure, row.estimate.value)
+    cell_text = fmt.cell(unit_of or row.measure, row.estimate.value)
     if row.estimate.cv_ratio is not None:
-        said += f" ±{fmt.percent(row.estimate.cv_ratio, '.0f')}"
+        cell_text += f" ±{fmt.percent(row.estimate.cv_ratio, '.0f')}"
     if row.ratio is None:
-        return said
+        return cell_text
     scattered = too_far_apart(row.ratio.cv_ratio)
-    return Cell(text=said, below="withheld" if scattered else _of_baseline(row.ratio))
+    return Cell(text=cell_text, below="withheld" if scattered else _of_baseline(row.ratio))
 
 
 def _of_baseline(ratio: Estimate) -> str:
@@ -416,7 +416,7 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
 
 
 def headline_table(headlines: Sequence[Headline]) -> Table:
-    """Return headlines as a table; the ratio is ours over what is stated."""
+    """Return headlines as a table; the ratio is ours over the published one."""
     prose = [Column(h, kind="prose") for h in ("system", "number", "published", "primary source")]
     last = Column("configuration", kind="prose", wide=True)
     return Table(

@@ -70,9 +70,9 @@ class Experiments:
         """Return what both measured, in A's order."""
         of_b = {(row.variant, row.measure, row.labels): row for row in self.b.rows}
         return tuple(
-            Pair(row, found, quotient(found, row))
+            Pair(row, row_of_b, quotient(row_of_b, row))
             for row in self.a.rows
-            if (found := of_b.get((row.variant, row.measure, row.labels))) is not None
+            if (row_of_b := of_b.get((row.variant, row.measure, row.labels))) is not None
         )
 
     @property
@@ -86,12 +86,12 @@ class Experiments:
             *((f"--{name}", a.options.get(name), b.options.get(name)) for name in names),
         ]
         only = [
-            f"only in {side}: {', '.join(left)}"
-            for side, left in (
+            f"only in {side}: {', '.join(unmatched)}"
+            for side, unmatched in (
                 ("A", [v for v in self.a.variants if v not in self.b.variants]),
                 ("B", [v for v in self.b.variants if v not in self.a.variants]),
             )
-            if left
+            if unmatched
         ]
         return [*(f"{name}: {x} and {y}" for name, x, y in settings if x != y), *only]
 
@@ -122,20 +122,20 @@ def _plain(pair: Pair) -> dict[str, Any]:
 
 def page(found: Experiments, *, top: int = _TOP) -> Page:
     """Return the page of two experiments; ``top``: rows with labels in text and Markdown."""
-    told = [pair.told for pair in found.pairs if pair.told is not None]
-    differ = f"{fmt.count(sum(told))} of them differ beyond the spread of the repetitions"
+    distinct = [pair.told for pair in found.pairs if pair.told is not None]
+    differ = f"{fmt.count(sum(distinct))} of them differ beyond the spread of the repetitions"
     sets: dict[tuple[str, ...], list[Pair]] = {}
     for pair in found.pairs:
         sets.setdefault(tuple(key for key, _ in pair.a.labels), []).append(pair)
     sides = (("A", found.a), ("B", found.b))
     facts = [Fact(label=n, value=str(e.path), note=machine(e)) for n, e in sides]
-    said = [*found.differences, *(f"{n}: {f.message}" for n, e in sides for f in e.findings)]
-    notes = Items(items=[Item(text, "warning") for text in said], title="Differences")
+    notices = [*found.differences, *(f"{n}: {f.message}" for n, e in sides for f in e.findings)]
+    notes = Items(items=[Item(text, "warning") for text in notices], title="Differences")
     return Page(
         title=f"{found.a.plan.workload}, twice",
         headline=f"{fmt.plural(len(found.pairs), 'number')} measured in both; "
-        f"{differ if told else 'one repetition gives no interval'}.",
-        summary=[Facts(facts=facts), *([notes] if said else [])],
+        f"{differ if distinct else 'one repetition gives no interval'}.",
+        summary=[Facts(facts=facts), *([notes] if notices else [])],
         sections=[
             *_headlines(found),
             *(_section(i, of, sets[of], top) for i, of in enumerate(sorted(sets, key=len))),
@@ -167,7 +167,7 @@ def _section(number: int, labels: tuple[str, ...], pairs: list[Pair], top: int) 
 
     ordered = sorted(pairs, key=size) if labels else pairs
     words = ("Measure", "Variant", *(fmt.heading(key).capitalize() for key in labels))
-    left = len(ordered) - _MAX_ROWS
+    omitted_count = len(ordered) - _MAX_ROWS
     table = Table(
         columns=(
             *(Column(name, kind="prose") for name in words),
@@ -177,7 +177,7 @@ def _section(number: int, labels: tuple[str, ...], pairs: list[Pair], top: int) 
         words=len(words),
         limit=top if labels else None,
         searchable=bool(labels),
-        rest=f"{fmt.count(left)} more in --json." if left > 0 else "",
+        rest=f"{fmt.count(omitted_count)} more in --json." if omitted_count > 0 else "",
     )
     intro = (
         "Means over the repetitions. A ratio whose 95 % interval includes 1 is within noise "

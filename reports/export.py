@@ -58,9 +58,9 @@ def export(
                 fresh.replace(target)
             else:
                 for name in names:
-                    place = inside(target, name)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    (fresh / name).replace(place)
+                    destination = inside(target, name)
+                    destination.parent.mkdir(parents=True, exist_ok=True)
+                    (fresh / name).replace(destination)
     except RunFormatError as exc:
         raise OutputError(f"{exc}; nothing is written through it") from exc
     except OSError as exc:

@@ -52,16 +52,16 @@ def significant(values: Iterable[float]) -> list[float]:
 
 def layout(height: int, left: int, right: int, *, legend: bool = False, **more: Any) -> Figure:
     """Return a layout, with a legend below the figure where one is wanted."""
-    shown: Figure = {
+    figure_layout: Figure = {
         "height": height,
         "margin": {"l": left, "r": right, "t": 24, "b": 84 if legend else 46},
         "showlegend": legend,
         "hovermode": "closest",
     }
     if legend:
-        place = {"yref": "container", "y": 0, "yanchor": "bottom"}
-        shown["legend"] = {"orientation": "h", "traceorder": "normal"} | place
-    return shown | more
+        legend_anchor = {"yref": "container", "y": 0, "yanchor": "bottom"}
+        figure_layout["legend"] = {"orientation": "h", "traceorder": "normal"} | legend_anchor
+    return figure_layout | more
 
 
 def note(text: str, **place: Any) -> Figure:
@@ -71,11 +71,11 @@ def note(text: str, **place: Any) -> Figure:
 
 def _axis(title: str, *, log: bool, ticks: Mapping[float, str] | None, unit: str) -> Figure:
     """Return an axis; without ticks, it has SI prefixes of a unit, and whole decades if log."""
-    shown: Figure = {"title": {"text": title}, "type": "log" if log else "linear"}
+    axis: Figure = {"title": {"text": title}, "type": "log" if log else "linear"}
     if ticks:
-        return shown | {"tickvals": [*ticks], "ticktext": [*ticks.values()]}
-    shown |= {"dtick": 1} if log else {}
-    return shown | ({"tickformat": "~s", "ticksuffix": unit} if unit else {})
+        return axis | {"tickvals": [*ticks], "ticktext": [*ticks.values()]}
+    axis |= {"dtick": 1} if log else {}
+    return axis | ({"tickformat": "~s", "ticksuffix": unit} if unit else {})
 
 
 def lines(
@@ -99,7 +99,7 @@ def lines(
         marks: name → x of a vertical line.
         x_ticks: labels by value.
     """
-    shown = layout(
+    figure_layout = layout(
         380,
         8,
         24,
@@ -110,7 +110,7 @@ def lines(
         | ({} if log_y else {"rangemode": "tozero"}),
     )
     for name, at in (marks or {}).items():
-        mark(shown, "x", at, name, log=log_x)
+        mark(figure_layout, "x", at, name, log=log_x)
     return {
         "data": [
             {
@@ -124,7 +124,7 @@ def lines(
             }
             for i, (name, (xs, ys)) in enumerate(curves.items())
         ],
-        "layout": shown,
+        "layout": figure_layout,
     }
 
 
@@ -139,9 +139,9 @@ def mark(
     shown.setdefault("shapes", []).append(
         {"type": "line", "name": "mark", "line": line} | refs | ends
     )
-    place = {axis: math.log10(at) if log else at, along: int(axis == "x")}
+    position = {axis: math.log10(at) if log else at, along: int(axis == "x")}
     side = {"xanchor": "right" if axis == "x" else "left", "yanchor": "bottom"}
-    shown.setdefault("annotations", []).append(note(words, **place, **side, **refs))
+    shown.setdefault("annotations", []).append(note(words, **position, **side, **refs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +178,18 @@ def bars(
         "hovertemplate": "<b>%{y}</b><br>%{customdata}<extra></extra>",
         "width": 0.62,
     }
-    shown = layout(
+    figure_layout = layout(
         64 + 30 * len(drawn),
         8,
         96 if aligned else 110,
         xaxis={"title": {"text": axis}, "range": _ms(span_ns), "zeroline": aligned},
         yaxis={"autorange": "reversed", "automargin": True, "type": "category"},
     )
-    shown["margin"] |= {"t": 8}
+    figure_layout["margin"] |= {"t": 8}
     if not aligned:
         words = {"text": [b.words for b in drawn], "textposition": "outside", "cliponaxis": False}
-        return {"data": [trace | words], "layout": shown}
-    shown["annotations"] = [
+        return {"data": [trace | words], "layout": figure_layout}
+    figure_layout["annotations"] = [
         note(b.words, x=1, xref="paper", xanchor="left", xshift=8, y=plain(b.label)) for b in drawn
     ]
     trace["error_x"] = {
@@ -201,7 +201,7 @@ def bars(
         "thickness": 1,
         "width": 3,
     }
-    return {"data": [trace], "layout": shown}
+    return {"data": [trace], "layout": figure_layout}
 
 
 def _ms(times_ns: Iterable[float]) -> list[float]:
@@ -294,7 +294,7 @@ def steps(story: Story) -> Figure:
 
 
 def stacked_steps(unit: str, count: int, *, right: int) -> Figure:
-    """Return the layout of stacked bars, one for each of so many steps, in seconds."""
+    """Return the layout of stacked bars, one per step, in seconds."""
     return layout(
         360,
         56,
@@ -309,7 +309,7 @@ def stacked_steps(unit: str, count: int, *, right: int) -> Figure:
 
 
 def bins(count: int) -> np.ndarray:
-    """Return the edges of the bins in which so many steps are drawn."""
+    """Return the edges of the bins in which a number of steps are drawn."""
     return np.linspace(0, count, min(count, MAX_BARS) + 1).round().astype(np.int64)
 
 
@@ -360,8 +360,8 @@ def telemetry(series: Sequence[Series], attribution: Attributed) -> Figure:
             "nticks": 5,
         }
         words = _legend(panel, [s.label for s in mine])
-        place = {"x": 0, "xref": "paper", "xanchor": "left", "yref": "paper", "yanchor": "bottom"}
-        notes.append(note(words, y=top, name="panel", **place))
+        anchor = {"x": 0, "xref": "paper", "xanchor": "left", "yref": "paper", "yanchor": "bottom"}
+        notes.append(note(words, y=top, name="panel", **anchor))
         for j, one in enumerate(mine):
             cut = thin(one, _POINTS)
             value = np.where(np.abs(cut.value) < LARGEST_DRAWN, cut.value, np.nan) * scale
@@ -379,7 +379,7 @@ def telemetry(series: Sequence[Series], attribution: Attributed) -> Figure:
                 }
             )
     below = f"y{len(panels)}" if len(panels) > 1 else "y"
-    shown = layout(
+    figure_layout = layout(
         total + 76,
         60,
         8,
@@ -389,7 +389,7 @@ def telemetry(series: Sequence[Series], attribution: Attributed) -> Figure:
         xaxis={"title": {"text": "s since the first sample"}, "anchor": below},
         **axes,
     )
-    return {"data": data, "layout": shown}
+    return {"data": data, "layout": figure_layout}
 
 
 def _seconds(times_ns: np.ndarray) -> list[float]:

@@ -62,8 +62,8 @@ def _times(judgement: Judgement) -> list[Block]:
 
 
 def _causes(judgement: Judgement) -> list[Block]:
-    shown = [c for c in judgement.causes if c.told or c.difference_ns < -c.limit_ns]
-    if not shown:
+    listed_causes = [c for c in judgement.causes if c.told or c.difference_ns < -c.limit_ns]
+    if not listed_causes:
         return []
     rows = [
         [
@@ -73,7 +73,7 @@ def _causes(judgement: Judgement) -> list[Block]:
             signed_duration(c.difference_ns),
             fmt.duration(c.limit_ns),
         ]
-        for c in shown[:_MOST_CAUSES]
+        for c in listed_causes[:_MOST_CAUSES]
     ]
     columns = ("Cause, per traced step", "Earlier runs", "This run", "Change", "Noise limit")
     return [Table(columns=columns, rows=rows, title="Causes beyond their own noise")]

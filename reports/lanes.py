@@ -183,7 +183,7 @@ class Kinds:
         return self._kinds.setdefault(key, len(self._kinds))
 
     def many(self, count: int, **columns: Column) -> np.ndarray:
-        """Return the numbers of the kinds of so many rows; fields that are not given are none."""
+        """Return the numbers of the kinds of `count` rows; omitted fields are none."""
         none = np.zeros(count, dtype=np.int64), np.array([-1])
         fields = [columns.get(field, none) for field in self._FIELDS]
         combined = np.zeros(count, dtype=np.int64)
@@ -501,19 +501,19 @@ class Packer:
     def clock(self) -> None:
         """Add a lane per device of what held its clock."""
         window = self.window
-        for device, whole in sorted(self.rank.readers.items()):
-            series = whole.around(window.start_ns, window.end_ns)
+        for device, series_of_device in sorted(self.rank.readers.items()):
+            series = series_of_device.around(window.start_ns, window.end_ns)
             if series is None:
                 continue
             start, end, cause = held_clocks(series)
             start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)
-            shown = end > start
-            if not shown.any():
+            visible = end > start
+            if not visible.any():
                 continue
             kinds = [self.kinds.one(CAUSES[c].label, "state", cause=c) for c in HELD_CAUSES]
             several = f" {device}" if len(self.rank.readers) > 1 else ""
-            kind = np.array(kinds)[cause[shown]]
-            self._add(f"Clock held by{several}", "clock", start[shown], end[shown], kind)
+            kind = np.array(kinds)[cause[visible]]
+            self._add(f"Clock held by{several}", "clock", start[visible], end[visible], kind)
 
     def finish(self) -> str:
         """Return the pack."""
@@ -554,12 +554,12 @@ def held_clocks(series: ClockSeries) -> tuple[np.ndarray, np.ndarray, np.ndarray
     ends = np.append(begins[1:], len(time)) - 1
     start = time[begins] - np.append(0, reach)[begins]
     end = time[ends] + np.append(reach, 0)[ends]
-    shown = (held[begins] >= 0) & (end > start)
-    return start[shown], end[shown], held[begins][shown]
+    is_held = (held[begins] >= 0) & (end > start)
+    return start[is_held], end[is_held], held[begins][is_held]
 
 
 def _longest(rows: np.ndarray, length: np.ndarray, limit: int) -> np.ndarray:
-    """Return at most so many rows, the longest, in their order."""
+    """Return the longest rows, at most `limit`, in their order."""
     if len(rows) <= limit:
         return rows
     return rows[np.sort(np.argpartition(length, len(rows) - limit)[len(rows) - limit :])]

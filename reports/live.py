@@ -26,7 +26,7 @@ _REASONS = (
 
 
 def reasons_text(bits: int | None) -> str:
-    """Event reasons in words, worst first; what has no name is shown as bits."""
+    """Return event reasons in words, worst first; unnamed ones as bits."""
     if bits is None:
         return fmt.UNKNOWN
     named = [text for bit, text in _REASONS if bits & bit]

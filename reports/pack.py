@@ -62,8 +62,8 @@ def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6)
 
 def compact_json(document: Any) -> str:
     """Return JSON for a page, whose scripts show its texts: those are printable."""
-    shown = printable_members(document)
-    return json.dumps(shown, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    members = printable_members(document)
+    return json.dumps(members, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def deflate_text(text: bytes, *, level: int = 6) -> str:

@@ -63,8 +63,8 @@ Slice = tuple[str, int, int, Event]
 
 def without_original(run: Attributed) -> list[int]:
     """Return the ranks whose events are taken from the tables, as their traces are gone."""
-    found = {rank for ranks in _sources(run).values() for rank in ranks}
-    return [rank for rank in run.recording.ranks if rank not in found]
+    with_original = {rank for ranks in _sources(run).values() for rank in ranks}
+    return [rank for rank in run.recording.ranks if rank not in with_original]
 
 
 def note(run: Attributed) -> str:
@@ -291,7 +291,7 @@ class _Process:
 
 
 def _added(run: Attributed, base_ns: int, first_pid: int) -> Iterator[Event]:
-    """Yield what is added: Chopper's tracks of each rank, and the tables of those without a trace.
+    """Yield Chopper's tracks of each rank, and the tables of ranks without a trace.
 
     Of a run that is too large, causes are of the ranks and steps that are looked at closely.
     """
@@ -356,8 +356,8 @@ def _counters(
         if not drawn or (lowest if one.rank is None else one.rank) != rank:
             continue
         unit, factor = _UNITS.get(one.unit, (one.unit, 1.0))
-        own = "" if one.label == f"rank {rank}" else f", {one.label}"
-        name = f"{one.panel}{own}" + (f" [{unit}]" if unit else "")
+        suffix = "" if one.label == f"rank {rank}" else f", {one.label}"
+        name = f"{one.panel}{suffix}" + (f" [{unit}]" if unit else "")
         inside = (one.time_ns >= low) & (one.time_ns <= high) & np.isfinite(one.value)
         times, values = one.time_ns[inside].tolist(), (one.value[inside] * factor).tolist()
         for time_ns, value in zip(times, values, strict=True):
@@ -387,8 +387,8 @@ def _of_tables(process: _Process, run: Attributed, rank: int) -> Iterator[Event]
     columns = ("device_id", "stream_id", "name", "start_ns", "dur_ns", "grid", "block")
     of_links = ("work_class", "launch_row", "phase", "op", "layer")
     lists = [events[c].to_pylist() for c in columns] + [links[c].to_pylist() for c in of_links]
-    for row, (device, stream, name, start_ns, dur_ns, *own) in enumerate(zip(*lists, strict=True)):
-        grid, block, work_class, launch, phase, op, layer = own
+    for row, (device, stream, name, start_ns, dur_ns, *rest) in enumerate(zip(*lists, strict=True)):
+        grid, block, work_class, launch, phase, op, layer = rest
         on = "host work" if run.joined[rank].host_only else device_name(device)
         args = {"grid": grid, "block": block, "phase": phase, "op": op, "layer": layer}
         args = {key: value for key, value in args.items() if value is not None}

@@ -38,7 +38,7 @@ def figure(story: Story) -> Figure:
     parts = {part.rank: part for part in run.recording.manifest.ranks}
     hosts = {rank: part.hostname or "" for rank, part in parts.items()}
     order = sorted(range(len(numbers)), key=lambda i: (hosts.get(int(numbers[i]), ""), numbers[i]))
-    time_ns, shown = time_ns[order], numbers[order].tolist()
+    time_ns, shown_ranks = time_ns[order], numbers[order].tolist()
     observed = time_ns.sum(axis=2)
     wait = time_ns[:, :, causes.index(WAIT)] if WAIT in causes else np.zeros_like(observed)
     measures = {
@@ -53,17 +53,17 @@ def figure(story: Story) -> Figure:
     edges = bins(time_ns.shape[1])
     words = sorted({*run.windows["number"].to_pylist()}, key=lambda n: (n is not None, n))
     steps = bin_labels(["whole trace" if n is None else str(n) for n in words], edges)
-    rows = {"rank": [f"rank {rank}" for rank in shown], **_dimensions(parts, shown)}
-    names = [plain(hosts.get(rank, "")) for rank in shown]
+    rows = {"rank": [f"rank {rank}" for rank in shown_ranks], **_dimensions(parts, shown_ranks)}
+    names = [plain(hosts.get(rank, "")) for rank in shown_ranks]
     if len({*names}) > 1:
-        rows["rank"] = [f"{name} · {rank}" for name, rank in zip(names, shown, strict=True)]
+        rows["rank"] = [f"{name} · {rank}" for name, rank in zip(names, shown_ranks, strict=True)]
     if 1 < len({*names}) < len(names):
         rows["host"] = names
     views = {
         name: _view(story, values / 1e6, observed > 0, edges, "ms")
         for name, values in measures.items()
     }
-    clock_hz = _clock(story, shown, observed.shape[1])
+    clock_hz = _clock(story, shown_ranks, observed.shape[1])
     if clock_hz is not None:
         views["Clock"] = _view(story, clock_hz / 1e9, ~np.isnan(clock_hz), edges, "GHz")
     heat = {
@@ -79,7 +79,7 @@ def figure(story: Story) -> Figure:
         "views": views,
         "rows": rows,
         "layout": layout(
-            int(min(160 + 14 * len(shown), 560)),
+            int(min(160 + 14 * len(shown_ranks), 560)),
             110,
             8,
             xaxis={"title": {"text": story.unit}, "type": "category", "nticks": 24},
@@ -128,7 +128,7 @@ def _dimensions(parts: Mapping[int, RankManifest], ranks: list[int]) -> dict[str
     A dimension is named by what its groups were described as (DeviceMesh: ``mesh_tp``), or else by
     their size and the distance of their ranks.
     """
-    found: dict[str, dict[int, str]] = {}
+    labels_by_dimension: dict[str, dict[int, str]] = {}
     doubled: Counter[str] = Counter()
     groups = {
         (str(group.get("pg_desc", "")), tuple(sorted(group["ranks"])))
@@ -143,13 +143,13 @@ def _dimensions(parts: Mapping[int, RankManifest], ranks: list[int]) -> dict[str
         name = plain(description)
         if description in _UNNAMED:
             name = f"groups of {len(members)} ranks, {strides.pop()} apart"
-        of = found.setdefault(name, {})
+        of = labels_by_dimension.setdefault(name, {})
         doubled[name] += len(of.keys() & set(members))
         several = len(members) > _LISTED and members[1] > members[0] + 1
         listed = "{}, {} … {}".format(*members[:2], members[-1]) if several else fmt.ranges(members)
         of |= dict.fromkeys(members, f"ranks {listed}")
     return {
         name: [of[rank] for rank in ranks]
-        for name, of in found.items()
+        for name, of in labels_by_dimension.items()
         if not doubled[name] and of.keys() >= set(ranks) and len({*of.values()}) > 1
     }

@@ -98,9 +98,9 @@ def page(run: Attributed, format: Format) -> Page:
 def _plain_page(run: Attributed, format: Format) -> Page:
     story = Story(run)
     replay = replay_or_reason(run)
-    found = verdict(story, replay)
+    conclusion = verdict(story, replay)
     if not run.observed_ns:
-        return _page(story, found, [_held(run), *_findings(story)])
+        return _page(story, conclusion, [_held(run), *_findings(story)])
     causes = Section(
         title="Where the time went",
         intro=f"Times are means per {story.traced_unit} over {_windows(story)}; the causes sum to "
@@ -110,10 +110,10 @@ def _plain_page(run: Attributed, format: Format) -> Page:
     tried, told, notes = _tried(story, replay)
     first = [actions.section(told, notes)] if tried else []
     if not _saves(tried):
-        first.append(_top_list(found))
+        first.append(_top_list(conclusion))
     if format == "txt":
         sections = [*first, causes, *_spread(story), *_findings(story)]
-        return _page(story, found, sections, told=told)
+        return _page(story, conclusion, sections, told=told)
     levels = [
         _level(story, level, _ROWS)
         for level, _ in breakdown.LEVELS
@@ -121,7 +121,7 @@ def _plain_page(run: Attributed, format: Format) -> Page:
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
     sections = [*first, causes, *levels, *_findings(story), coverage]
-    return _page(story, found, sections, told=told)
+    return _page(story, conclusion, sections, told=told)
 
 
 def notebook_page(run: Attributed) -> Page:
@@ -153,8 +153,8 @@ def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
     """
     story = Story(run)
     rows = top or (None if by in ("step", "rank") else _TERMINAL_ROWS)
-    found = verdict(story, "")
-    return _page(story, found, [_level(story, by, rows), *_spread(story), *_findings(story)])
+    conclusion = verdict(story, "")
+    return _page(story, conclusion, [_level(story, by, rows), *_spread(story), *_findings(story)])
 
 
 def _page(
@@ -195,22 +195,22 @@ def _limits(story: Story) -> list[Block]:
     run = story.run
     ceilings, used = story.ceilings
     lines = [line for line in (used, *ceilings, withheld(run)) if line]
-    found = merged(run.findings)
+    findings = merged(run.findings)
     alerts = [
         Item(of_ranks(f, sentence(f.message), ranks, len(run.ranks)), f.severity)
-        for f, ranks in found
+        for f, ranks in findings
         if f.severity != "info"
     ][:_ALERTS]
     blocks: list[Block] = [Items(items=lines)] if lines else []
     blocks += [Items(items=alerts, title="What the data cannot support")] if alerts else []
-    if len(found) > len(alerts):
-        words = fmt.plural(len(found) - len(alerts), "more finding" if alerts else "finding")
+    if len(findings) > len(alerts):
+        words = fmt.plural(len(findings) - len(alerts), "more finding" if alerts else "finding")
         blocks.append(Widget("more.html.j2", {"words": f"{words} about the trace"}))
     return blocks
 
 
 def _findings(story: Story) -> list[Section]:
-    """Return what was found, for a terminal and for documents; what hardly matters is counted."""
+    """Return the findings for a terminal and for documents; minor ones are counted."""
     items = [Item(line) for line in (*story.ceilings[0], withheld(story.run)) if line]
     minor = 0
     for f, ranks in merged(story.run.findings):
@@ -253,12 +253,12 @@ def _mostly(kind: StepKind) -> str:
 def _top_list(found: Verdict) -> Section:
     items = []
     for one in found.largest:
-        place = actions.place(one.where)
+        location = actions.place(one.where)
         ranks = (e for e in one.evidence if e.label.endswith("rank"))
         more = "; ".join(f"{e.label} {e.shown}: {e.value}" for e in ranks)
         items.append(
             f"{one.label}: {fmt.duration(one.time_ns)} per {one.unit}, {fmt.ratio(one.share_ratio)}"
-            f"{place and f', {place}'}. {sentence(more) + ' ' if more else ''}{one.remedy}"
+            f"{location and f', {location}'}. {sentence(more) + ' ' if more else ''}{one.remedy}"
         )
     return Section(title="The largest causes", blocks=(Items(items=items),) if items else ())
 
@@ -435,7 +435,7 @@ def _browser_page(run: Attributed) -> Page:
     del telemetry
     tables = views(run, VIEWS, replay=replay)
     story = Story(run, tables)
-    found = verdict(story, replay)
+    conclusion = verdict(story, replay)
     of_clocks = clocks.section(story, readings)
     sections = [
         *([_timeline(story, lanes)] if lanes.windows else []),
@@ -460,10 +460,10 @@ def _browser_page(run: Attributed) -> Page:
     }
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
     tried, told, notes = _tried(story, replay)
-    cards = _cards(story, found, tried, told, notes)
+    cards = _cards(story, conclusion, tried, told, notes)
     more = (*cards, *_composition(story), *_limits(story))
     source = run.recording.source
-    return _page(story, found, sections, more, told, source=source, program=program)
+    return _page(story, conclusion, sections, more, told, source=source, program=program)
 
 
 def _times(story: Story, replay: Replay | str) -> list[Section]:
@@ -595,17 +595,17 @@ def _steps(story: Story) -> Section:
 def _ranks(story: Story) -> Section:
     from chopper.reports import rank_map
 
-    told = ""
+    coverage = ""
     covered, option = story.run.covered()
     if option:
         command = f"chopper report {shlex.quote(story.run.source)} {option.split()[0]} LIST"
-        told = f" The timeline covers {covered}; others: {command}."
+        coverage = f" The timeline covers {covered}; others: {command}."
     label = "Ranks by steps, coloured by time; the table of ranks has the means"
     return Section(
         title="Ranks",
         id="ranks",
         intro=f"Time of each rank in each {story.unit}. All ranks leave a collective together: the "
-        f"one that makes the others wait has the longest {story.unit} without waiting.{told}",
+        f"one that makes the others wait has the longest {story.unit} without waiting.{coverage}",
         blocks=(
             Widget("ranks.html.j2"),
             Figure(name="ranks", title="", figure=rank_map.figure(story), label=label),

@@ -99,7 +99,7 @@ def collect(run: Run) -> list[Series]:
 
 
 def _of_device(run: Run, rank: int) -> Iterator[Series]:
-    """Yield what was read of the device of a rank; of a log without a trace, of each in it."""
+    """Yield the samples of a rank's device; in a log without a trace, of every device."""
     for name in (*_LINES.device, "device_buffered"):
         for number, table in per_device(run, rank, name):
             key = {"device": f"rank {rank}" if number is None else f"device {number}"}
@@ -128,12 +128,16 @@ def _of_table(
     if name in _KEYS:
         words = pa.table({c: table[c].cast(pa.string()) for c in _KEYS[name]})
         parts = []
-        for own in words.group_by(_KEYS[name], use_threads=False).aggregate([]).to_pylist():
-            mask = np.logical_and.reduce([pc.equal(words[c], v).to_numpy() for c, v in own.items()])
-            parts.append((key | own, table.filter(pa.array(mask))))
-    for own, rows in parts:
+        for key_values in words.group_by(_KEYS[name], use_threads=False).aggregate([]).to_pylist():
+            mask = np.logical_and.reduce(
+                [pc.equal(words[c], v).to_numpy() for c, v in key_values.items()]
+            )
+            parts.append((key | key_values, table.filter(pa.array(mask))))
+    for key_values, rows in parts:
         for line in lines:
-            yield from _drawn(rows, line, rank if rank is None else int(own["rank"]), own)
+            yield from _drawn(
+                rows, line, rank if rank is None else int(key_values["rank"]), key_values
+            )
 
 
 def _drawn(

@@ -134,8 +134,8 @@ class Story:
     def held(self) -> HeldMemory | None:
         """Memory of a snapshot without a trace, unless step times say more than it."""
         each = [] if self.run.observed_ns else held_memory(self.run.recording)
-        said = (h for h in each if h.asked_bytes is not None or self.step.untraced is None)
-        return next(said, None)
+        known = (h for h in each if h.asked_bytes is not None or self.step.untraced is None)
+        return next(known, None)
 
     @property
     def is_ideal_whole(self) -> bool:
@@ -149,7 +149,7 @@ class Story:
 
     @cached_property
     def ceilings(self) -> tuple[list[str], str]:
-        """Both ceilings, a line each, and how much of them was used; empty for what is unknown."""
+        """Both ceilings, a line each, and the share of them that was used; empty if unknown."""
         if not self.run.ceilings or not self.run.observed_ns:
             return [], ""
         rows = [r for r in self.table("utilization").to_pylist() if r["rank"] is None]
@@ -157,19 +157,19 @@ class Story:
         used: list[str] = []
         reasons: list[str] = []
         for name, label in _CEILINGS.items():
-            whole, *by_type = [r for r in rows if r["ceiling"] == name]
-            rate, source = whole["peak_flop_per_s"], whole["source"]
+            whole_row, *by_type = [r for r in rows if r["ceiling"] == name]
+            rate, source = whole_row["peak_flop_per_s"], whole_row["source"]
             if source is None:
-                lines.append(f"{label}: unknown: {whole['reason']}")
+                lines.append(f"{label}: unknown: {whole_row['reason']}")
                 continue
             lines.append(
                 f"{label}: {f'{fmt.flops(rate)} {_mix(by_type)}, ' if rate else ''}{source}"
             )
-            if whole["mfu_ratio"] is not None:
-                mfu, hfu = (fmt.ratio(whole[name]) for name in ("mfu_ratio", "hfu_ratio"))
-                share = f"MFU at least {mfu}" if whole["reason"] else f"MFU {mfu}, HFU {hfu}"
+            if whole_row["mfu_ratio"] is not None:
+                mfu, hfu = (fmt.ratio(whole_row[name]) for name in ("mfu_ratio", "hfu_ratio"))
+                share = f"MFU at least {mfu}" if whole_row["reason"] else f"MFU {mfu}, HFU {hfu}"
                 used.append(f"{share} of the {name} ceiling")
-            reasons += filter(None, [whole["reason"]])
+            reasons += filter(None, [whole_row["reason"]])
         if not used:
             return lines, f"MFU and HFU: unknown: {reasons[0]}" if reasons else ""
         why = f" ({reasons[0]})" if reasons else ""
@@ -305,7 +305,7 @@ def tracing(step: StepTime) -> str:
     if untraced is None or step.traced_mean_ns is None or step.tracing_ns is None:
         return ""
     uneven = ", which are uneven" if untraced.statistic == "mean" else ""
-    said = (
+    basis = (
         f"The step time is the {untraced.statistic} of "
         f"{fmt.plural(untraced.steps_count, 'step')} without a trace{uneven}; half of them took "
         f"{fmt.duration(untraced.quartile_low_ns)} to {fmt.duration(untraced.quartile_high_ns)}. "
@@ -315,9 +315,9 @@ def tracing(step: StepTime) -> str:
     low, high = step.tracing_ci95_ns or (None, None)
     if low is not None and high is not None and low <= 0 <= high:
         if high <= SLOWED_RATIO * untraced.value_ns:
-            return f"{said} tracing itself made no significant difference."
+            return f"{basis} tracing itself made no significant difference."
         return (
-            f"{said} the steps differ too much to tell what tracing added (95 % interval "
+            f"{basis} the steps differ too much to tell what tracing added (95 % interval "
             f"{fmt.interval((low, high))})."
         )
     if not step.is_tracing_certain:
@@ -325,19 +325,19 @@ def tracing(step: StepTime) -> str:
         if step.is_slow_nearby:
             nearby = fmt.duration(step.nearby_ns)
             why = f"the adjacent untraced steps took {nearby}, so most of"
-        return f"{said} {why} the difference is not due to tracing; --steps records other steps."
+        return f"{basis} {why} the difference is not due to tracing; --steps records other steps."
     share = fmt.ratio(step.tracing_ratio)
     if low is not None:
         share += f", 95 % interval {fmt.duration(low)} to {fmt.duration(high)}"
-    others = ""
+    exceptions = ""
     if abs(step.traced_mean_ns - untraced.value_ns - step.tracing_ns) > 0.1 * untraced.value_ns:
-        others = "; the rest of the difference is due to single long steps"
-    return f"{said} tracing itself added {fmt.duration(step.tracing_ns)} ({share}){others}."
+        exceptions = "; the rest of the difference is due to single long steps"
+    return f"{basis} tracing itself added {fmt.duration(step.tracing_ns)} ({share}){exceptions}."
 
 
 def evidence(story: Story, cause: str) -> list[Evidence]:
     """Return the operator, kernel, phase and rank that hold most of a cause."""
-    found: dict[str, Evidence] = {}
+    evidence_by_cause: dict[str, Evidence] = {}
     for level, word in (_WORDS_IDLE if cause.startswith("idle") else _WORDS).items():
         times = {g.key: g.causes.get(cause, 0) for g in story.by(level)}
         total = sum(times.values())
@@ -346,8 +346,8 @@ def evidence(story: Story, cause: str) -> list[Evidence]:
         if time_ns and time_ns >= 0.05 * total:
             # On CPU-only runs an event's name is its operator's: once is enough.
             name = str(key)
-            found.setdefault(name, Evidence(word, name, fmt.ratio(time_ns / total)))
-    out = [*found.values()]
+            evidence_by_cause.setdefault(name, Evidence(word, name, fmt.ratio(time_ns / total)))
+    out = [*evidence_by_cause.values()]
     if cause == "communication.wait":
         out += _straggler(story)
     ranks = {str(g.key): g.causes.get(cause, 0) for g in story.by("rank")}
@@ -359,7 +359,7 @@ def evidence(story: Story, cause: str) -> list[Evidence]:
 
 
 def _straggler(story: Story) -> list[Evidence]:
-    """Return the rank that came last, and what it spent longer on than the others."""
+    """Return the rank that came last, and the cause on which it spent longer than the others."""
     from chopper.analyzers.views.stragglers import worst
 
     last = worst(story.table("stragglers"))

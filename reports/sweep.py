@@ -102,5 +102,5 @@ def _figures(sweep: Sweep) -> list[Figure]:
 
 
 def _estimate(point: Point, name: str) -> Estimate | None:
-    found: Estimate | None = getattr(point, name)
-    return found
+    estimate: Estimate | None = getattr(point, name)
+    return estimate

@@ -145,17 +145,17 @@ def _environment() -> jinja2.Environment:
 
 
 def _grouped(blocks: Sequence[Block]) -> list[list[Block]]:
-    """Return the blocks for a browser, figures that stand beside each other as one group."""
+    """Return the blocks for a browser, adjacent half-width figures as one group."""
     groups: list[list[Block]] = []
-    beside = False
+    is_adjacent = False
     for block in blocks:
         if "html" in block.formats:
             half = isinstance(block, model.Figure) and block.half
-            if half and beside:
+            if half and is_adjacent:
                 groups[-1].append(block)
             else:
                 groups.append([block])
-            beside = half
+            is_adjacent = half
     return groups
 
 
@@ -173,8 +173,8 @@ def _emphasised(text: str, safe: Any) -> Any:
 
 def _marked(parts: Sequence[str], tag: str, safe: Any) -> Any:
     """Join parts that are markup or texts; every second one is an element of a tag."""
-    shown = (part if isinstance(part, safe) else safe.escape(printable(part)) for part in parts)
-    return safe("").join(safe(f"<{tag}>{p}</{tag}>") if i % 2 else p for i, p in enumerate(shown))
+    escaped = (part if isinstance(part, safe) else safe.escape(printable(part)) for part in parts)
+    return safe("").join(safe(f"<{tag}>{p}</{tag}>") if i % 2 else p for i, p in enumerate(escaped))
 
 
 def to_script_json(value: Any) -> str:

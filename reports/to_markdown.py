@@ -114,7 +114,7 @@ def _fact(fact: model.Fact) -> str:
 
 
 def table(shown: model.Table) -> list[str]:
-    """Return a table as paragraphs of Markdown: the rows, and what is said of them."""
+    """Return a table as paragraphs of Markdown: the rows and their notes."""
     columns = shown.typed_columns()
     rows = shown.typed_rows()
     listed = rows if shown.limit is None else rows[: shown.limit]

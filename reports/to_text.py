@@ -134,8 +134,13 @@ def _table(console: Console, table: model.Table) -> None:
             if number:
                 console.print()
             _grid(console, columns, listed, block)
-        shown = {i for block in below for i in block}
-        rest = [printable(columns[i].heading) for block in blocks for i in block if i not in shown]
+        shown_columns = {i for block in below for i in block}
+        rest = [
+            printable(columns[i].heading)
+            for block in blocks
+            for i in block
+            if i not in shown_columns
+        ]
         if rest:
             words = f"… hidden columns (see --csv and --json): {', '.join(rest)}"
             console.print(Text(words, style="dim"))
@@ -192,11 +197,11 @@ def _total(widths: Iterable[int]) -> int:
 def _spread(
     columns: list[Column], widths: dict[int, int], natural: list[int], width: int
 ) -> dict[int, int]:
-    """Share what is left among the columns that lack room: headings first, then short names."""
+    """Divide the remaining width among columns that need it: headings first, then short names."""
     spare = max(width - _total(widths.values()), 0)
     order = sorted(widths, key=lambda i: (columns[i].kind != "number", natural[i]))
-    for left, i in zip(range(len(order), 0, -1), order, strict=True):
-        share = spare if columns[i].kind == "number" else spare // left
+    for remaining_count, i in zip(range(len(order), 0, -1), order, strict=True):
+        share = spare if columns[i].kind == "number" else spare // remaining_count
         more = min(natural[i] - widths[i], share)
         widths[i] += more
         spare -= more

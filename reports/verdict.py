@@ -234,8 +234,8 @@ def _step_shares(story: Story, started: Initialization | None) -> dict[str, floa
 def _bound_of_step(step: _Step, started: Initialization | None) -> tuple[str, float, str]:
     """Return the class that bounds a step, its share, and the sentence that says so."""
     story, run = step.story, step.story.run
-    if (found := _of_ranks(step)) is not None:
-        return found
+    if (bound := _of_ranks(step)) is not None:
+        return bound
     group = next(iter(step.groups))
     name, share = step.chosen(group)
     if name == _STARTUP and started is not None:
@@ -278,8 +278,8 @@ def _loop_shares(story: Story) -> dict[str, float]:
     for kind in step.kinds:
         name, extra_ns = _extra(story, kind, times)
         extras[name] += extra_ns
-    found = times | extras
-    return {name: time_ns / step.loop_ns for name, time_ns in found.items() if name in classes()}
+    shares = times | extras
+    return {name: time_ns / step.loop_ns for name, time_ns in shares.items() if name in classes()}
 
 
 def _phase_times(step: StepTime) -> Counter[str]:
@@ -341,7 +341,7 @@ def _largest(story: Story, row: CauseRow, where: Where) -> Largest:
 def _of_step(step: _Step) -> str:
     """Return the sentence about a step."""
     known, story = classes(), step.story
-    group, *others = step.groups
+    group, *other_groups = step.groups
     name, share = step.chosen(group)
     text = (story.is_on_host and known[name].on_host) or known[name].sentence
     text = text.format(share=fmt.ratio(share), unit=step.unit or _unit(story))
@@ -358,7 +358,7 @@ def _of_step(step: _Step) -> str:
         text += _efficiency(story)
     if group == "communication":
         text += _ranks(story)
-    second = max(others, key=step.groups.__getitem__, default=group)
+    second = max(other_groups, key=step.groups.__getitem__, default=group)
     if second != group and step.groups[second] >= _LEAST_SECOND:
         main, part = step.chosen(second)
         text += f"; {fmt.ratio(part)} is {known[main].short}"
@@ -421,8 +421,8 @@ def _place(step: _Step, name: str) -> str:
     where = place_of(run, step.links, causes)
     layer = where.layer and f"layer {where.layer}"
     phase = where.phase in _PHASES and where.phase
-    place = where.line or layer or where.op or phase
-    return f", most of it in {place}" if place else ""
+    location = where.line or layer or where.op or phase
+    return f", most of it in {location}" if location else ""
 
 
 def _efficiency(story: Story) -> str:
@@ -498,8 +498,8 @@ def _of_startup(step: _Step, share: float, started: Initialization) -> str:
     text += f": {started.description}"
     if share > _ALL:
         return f"{text}."
-    others = {n: s / (1 - share) for n, s in step.shares.items() if n != _STARTUP}
-    rest = _of_step(replace(step, shares=others, unit="rest"))
+    other_shares = {n: s / (1 - share) for n, s in step.shares.items() if n != _STARTUP}
+    rest = _of_step(replace(step, shares=other_shares, unit="rest"))
     return f"{text}. {rest}"
 
 
@@ -516,7 +516,7 @@ def _first_steps(kind: StepKind) -> str:
 
 
 def _damaged(run: Attributed, sentence: str) -> str:
-    """Put before a sentence what is wrong with the trace that it is about."""
+    """Prefix a sentence with the defect of the trace that it describes."""
     found = (checks()[f.code].damage for f in run.findings if f.code in checks())
     damages = [*dict.fromkeys(text for text in found if text)]
     if not damages:
@@ -527,8 +527,10 @@ def _damaged(run: Attributed, sentence: str) -> str:
 
 def _memory(run: Attributed) -> str:
     """Return what memory does that ends or will end the run; empty where it does nothing."""
-    found = (f for f in run.findings if f.code in ("memory.out_of_memory", "memory.growth"))
-    return "".join(f" {as_sentence(f.message.partition(';')[0])}" for f in found)
+    memory_findings = (
+        f for f in run.findings if f.code in ("memory.out_of_memory", "memory.growth")
+    )
+    return "".join(f" {as_sentence(f.message.partition(';')[0])}" for f in memory_findings)
 
 
 def _nothing(story: Story) -> str:
