@@ -166,7 +166,7 @@ def test_a_real_trace_is_in_its_timeline_unchanged(
 
 
 def check_unchanged(source: Path, folder: Path) -> None:
-    run = chopper.attribute(source)
+    run = pipeline.attribute(source)
     (path,) = export(run, "perfetto", folder / "timeline")
     timeline, original = decoded(path), decoded(source)
     events = original if isinstance(original, list) else original.pop("traceEvents")
@@ -217,7 +217,7 @@ def test_a_trace_is_in_its_timeline_unchanged(tmp_path: Path) -> None:
     source = tmp_path / "trace.json"
     source.write_bytes(rank_trace(0, BASE_NS).encode())
     check_unchanged(source, tmp_path)
-    run = chopper.attribute(source)
+    run = pipeline.attribute(source)
     slices = added(decoded(tmp_path / "timeline" / "trace.json.gz"))["cause"]
     # Kernels of the first step run from 1 000 to 2 000, 3 000 to 5 000 and 6 000 to 9 000 ns.
     busy = [s for s in slices if not s["args"]["cause"].startswith("idle")]
@@ -233,7 +233,7 @@ def test_several_ranks_have_processes_and_arrows_of_their_own(tmp_path: Path) ->
         path = tmp_path / f"rank{rank}.json"
         path.write_bytes(rank_trace(rank, BASE_NS + later_ns).encode())
         originals.append((decoded(path), later_ns))
-    run = chopper.attribute([tmp_path / "rank0.json", tmp_path / "rank1.json"])
+    run = pipeline.attribute([tmp_path / "rank0.json", tmp_path / "rank1.json"])
     (path,) = export(run, "perfetto", tmp_path / "timeline")
     timeline = decoded(path)
     check_tracks(run, path)
@@ -268,7 +268,7 @@ def test_the_run_of_an_imported_trace_keeps_its_events(tmp_path: Path) -> None:
     source.write_bytes(rank_trace(0, BASE_NS).encode())
     done = run_command("import", source, "-o", tmp_path / "run")
     assert done.code == 0, done.err
-    (path,) = export(chopper.attribute(tmp_path / "run"), "perfetto", tmp_path / "timeline")
+    (path,) = export(pipeline.attribute(tmp_path / "run"), "perfetto", tmp_path / "timeline")
     original = decoded(source)["traceEvents"]
     assert decoded(path)["traceEvents"][: len(original)] == original
 
@@ -282,7 +282,7 @@ def test_without_the_original_trace_the_tables_are_shown_and_a_line_says_so(tmp_
     done = run_command("export", tmp_path / "run", "--to", "perfetto", "-o", tmp_path / "timeline")
     assert "1 rank without an original trace in Kineto's JSON (0)" in done.err
     path = tmp_path / "timeline" / "trace.json.gz"
-    run = chopper.attribute(tmp_path / "run")
+    run = pipeline.attribute(tmp_path / "run")
     check_tracks(run, path)
     events = decoded(path)["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
