@@ -302,10 +302,10 @@ def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_reports_and_queries_are_the_same(timeline: Path, tmp_path: Path) -> None:
     sql = "SELECT rank, cause, sum(time_ns) AS ns FROM piece GROUP BY ALL ORDER BY ALL"
-    assert chopper.query(timeline, sql) == chopper.query(OWN / "model-cuda", sql)
+    assert chopper.query(timeline, sql).arrow() == chopper.query(OWN / "model-cuda", sql).arrow()
     imported(timeline, "-o", tmp_path / "run", "--device", "h200")
-    on_h200 = pipeline.attribute(OWN / "model-cuda", device="h200")
-    assert chopper.query(tmp_path / "run", sql) == chopper.query(on_h200, sql)
+    on_h200 = chopper.attribute(OWN / "model-cuda", device="h200")
+    assert chopper.query(tmp_path / "run", sql).arrow() == chopper.query(on_h200, sql).arrow()
     said = pipeline.read(tmp_path / "run").part(1).stated_device
     assert said is not None
     assert said.name.startswith("NVIDIA H200")
