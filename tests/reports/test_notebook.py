@@ -98,7 +98,7 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
     throughput = Throughput(tokens_per_s=9, source="test")
     spent = cost(throughput, prices=prices.load(), price_per_hour=priced)
     return {
-        "attribution": (run, ("A step takes", "Where the time went")),
+        "attribution": (chopper.Attribution(run), ("A step takes", "Where the time went")),
         "comparison": (chopper.compare(run, run), ("Where the runs differ",)),
         "whatif": (chopper.whatif(replayable), ("replayed without changes", "launching call")),
         "experiment": (Experiment(Path("made"), plan, (), {}), ("Makes it", "made")),
