@@ -280,7 +280,8 @@ def _document(run: Attributed) -> _Document | None:
     if size > _MOST_ENTRY_BYTES:
         return None
     path = None if recording.path is None else os.fspath(recording.path)
-    described = recording.manifest, path, recording.source
+    originals = {rank: [*map(os.fspath, of)] for rank, of in recording.originals.items()}
+    described = recording.manifest, path, recording.source, originals
     stored = store.in_memory, store.held_rows, files
     head = described, stored, [*run.work], [*run.factors], _fields(run)
     return _Document(memoryview(values.encode(head, compressed=True)), ranks, tables)
@@ -327,13 +328,15 @@ class _Encoded:
 def _restored(document: _Document) -> Attributed:
     """Return the attribution of an entry, whose parts of ranks are decoded when they are used."""
     described, stored, with_work, with_factors, own = values.decode(document.head)
-    manifest, path, source = described
+    manifest, path, source, named_originals = described
+    originals = {rank: [*map(Path, of)] for rank, of in named_originals.items()}
     in_memory, rows_count, files = stored
     held: dict[int, HeldTables] = {rank: _Encoded(data) for rank, data in document.tables.items()}
     for rank, named in files.items():
         held[rank] = FiledTables({name: Path(file) for name, file in named.items()})
     store = Store(in_memory, held, rows_count)
-    recording = Run(manifest, None if path is None else Path(path), store, source)
+    folder = None if path is None else Path(path)
+    recording = Run(manifest, folder, store, source, originals)
 
     @cache
     def parts(rank: int) -> tuple[Any, ...]:

@@ -273,6 +273,17 @@ def test_the_run_of_an_imported_trace_keeps_its_events(tmp_path: Path) -> None:
     assert decoded(path)["traceEvents"][: len(original)] == original
 
 
+def test_a_second_command_finds_the_original_trace(tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    source.write_bytes(rank_trace(0, BASE_NS).encode())
+    original = decoded(source)["traceEvents"]
+    for name in ("first", "second"):
+        done = run_command("export", source, "--to", "perfetto", "-o", tmp_path / name)
+        assert "without an original trace" not in done.err
+        events = decoded(tmp_path / name / "trace.json.gz")["traceEvents"]
+        assert events[: len(original)] == original
+
+
 def test_without_the_original_trace_the_tables_are_shown_and_a_line_says_so(tmp_path: Path) -> None:
     source = tmp_path / "trace.json"
     source.write_bytes(rank_trace(0, BASE_NS).encode())
