@@ -104,7 +104,7 @@ is_synchronizing_call = NameSearch(
 )
 """A runtime call that blocks until the device is done."""
 
-is_waiting_copy = NameSearch(r"Pageable|(DtoH|DeviceToHost|Device-to-Host)(?!.*Pinned)")
+is_waiting_copy = NameSearch(r"Pageable|^(?!.*Pinned).*(DtoH|DeviceToHost|Device-to-Host)")
 """A copy for which even an asynchronous call waits: of pageable memory, or to the host, unless that
 is known to be pinned."""
 

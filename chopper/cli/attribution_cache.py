@@ -50,6 +50,8 @@ _MOST_ENTRY_BYTES = 256 << 20
 _MOST_BYTES = 1 << 30
 _UNUSED_S = 7 * 86_400
 _DIGEST_BYTES, _LENGTH_BYTES, _HEAD_BYTES = 32, 4, 8192
+_UNWRITABLE = (UnicodeEncodeError, OverflowError)
+"""Errors of values that MessagePack does not hold: a name that is not UTF-8, a huge number."""
 _APART = ("recording", "joined", "work", "factors", "all_kinds", "detail")
 """Fields of an attribution that are not in the head of an entry, or attributions themselves."""
 
@@ -96,14 +98,12 @@ class Entry:
             finding.code == "run.rank_lost" for finding in run.findings
         ):
             return
-        try:
+        with contextlib.suppress(*_UNWRITABLE):
             document = _document(run)
-        except UnicodeEncodeError:  # a name that is not UTF-8
-            return
-        if document is None or _facts(path for path, *_ in self.inputs) != self.inputs:
-            return
-        self.store(msgspec.msgpack.encode(document))
-        run.keep_answers(_Answers(self))
+            if document is None or _facts(path for path, *_ in self.inputs) != self.inputs:
+                return
+            self.store(msgspec.msgpack.encode(document))
+            run.keep_answers(_Answers(self))
 
     def load(self, name: str = "") -> memoryview | None:
         """Return what :meth:`store` was called with; None where there is none, or it is damaged."""
@@ -142,7 +142,7 @@ class _Answers:
                 answer: _Value = values.decode(content)
                 return answer
         answer = make()
-        with contextlib.suppress(UnicodeEncodeError, ChopperError):
+        with contextlib.suppress(*_UNWRITABLE, ChopperError):
             self.entry.store(values.encode(answer, compressed=True), f"-{name}")
         return answer
 

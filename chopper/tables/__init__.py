@@ -206,7 +206,11 @@ class Table:
         """Build the table from rows; what a row does not name is null."""
         import pyarrow as pa
 
-        return pa.Table.from_pylist(rows, schema=self.arrow)
+        try:
+            return pa.Table.from_pylist(rows, schema=self.arrow)
+        except UnicodeEncodeError:  # a file's name that is not UTF-8
+            escaped = [{name: _escaped(value) for name, value in row.items()} for row in rows]
+            return pa.Table.from_pylist(escaped, schema=self.arrow)
 
     def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """Put tables of this schema one after the other, with one dictionary per column."""
@@ -214,6 +218,11 @@ class Table:
 
         table = pa.concat_tables([self.empty(), *parts])
         return table.unify_dictionaries().combine_chunks()
+
+
+def _escaped(value: Any) -> Any:
+    """Return a value of a row; surrogates in text, which UTF-8 does not have, are escaped."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _declared(group: str) -> tuple[Table, ...]:

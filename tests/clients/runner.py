@@ -412,7 +412,7 @@ def _compare_phases(
     for analysis in analyses.values():
         of_all = (analysis or {}).get("all_kinds", {})
         for group in of_all.get("groups", ()):
-            phases[group["key"]] += group["time_ns"]
+            phases[group["phase"]] += group["time_ns"]
         observed_ns += of_all.get("observed_ns", 0)
     for part in recorded:
         process = by_pid.get(part.pid) if part.pid else None

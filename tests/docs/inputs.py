@@ -101,6 +101,9 @@ def prepare(folder: Path, made: Path) -> None:
     shutil.copy(folder / "counters.csv", folder / "runs/with-counters")
     recordings.write_rpd(folder / "trace.rpd", recordings.small())
     (folder / "zeus.csv").write_text(ZEUS)
+    (folder / "my_view.sql").write_text(
+        "SELECT kernel, sum(dur_ns) AS time_ns FROM step_event GROUP BY ALL"
+    )
     (folder / "clock.sql").write_text("SELECT max(sm_clock_hz) FROM device_clock")
     (folder / "train.py").write_text(TRAIN)
     (folder / "model.py").write_text(MODEL)

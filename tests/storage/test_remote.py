@@ -23,6 +23,7 @@ import pytest
 
 from chopper import pipeline
 from chopper.errors import InputError, OutputError
+from chopper.reports import document
 from chopper.storage import remote
 from chopper.storage import web as web_files
 from chopper.storage.layout import MANIFEST
@@ -51,7 +52,7 @@ def traces(tmp_path: Path) -> Path:
 def same(a: Any, b: Any) -> bool:
     """Whether two attributions say the same, but for their names."""
     names = ("source", "run", "name", "path")
-    one, other = ({k: v for k, v in r.to_dict().items() if k not in names} for r in (a, b))
+    one, other = ({k: v for k, v in document(r).items() if k not in names} for r in (a, b))
     return json.dumps(one, default=str) == json.dumps(other, default=str)
 
 
