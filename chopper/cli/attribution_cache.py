@@ -169,7 +169,7 @@ def entry_of(sources: Sequence[str], *choices: Any) -> Entry | None:
         known = _facts([str(calibration.default_path())])
         seen = [_code(), repr(stated).encode(), repr(known).encode(), *manifests]
         names = [path.encode("utf-8", "surrogateescape") for path, *_ in inputs]
-    except (OSError, ValueError, ChopperError):  # whoever reads them says why
+    except (OSError, ValueError, OverflowError, ChopperError):  # whoever reads them says why
         return None
     key = _digest(b"".join(map(_digest, (*seen, *names, *digests)))).hex()
     return Entry(key, inputs)
