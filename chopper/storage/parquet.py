@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +187,12 @@ def _opened(path: Path) -> pa.NativeFile:
     """Open a file such that Arrow's threads never wait for Python, which may be about to end.
 
     One that did is ended by Python with the process, by SIGABRT.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe or a device, which would be waited for.
     """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("is not a regular file")
     try:
         return pa.OSFile(os.fspath(path))
     except UnicodeEncodeError:  # Arrow opens no such path

@@ -213,6 +213,10 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(imported: Path) -> None:
     (imported / "rank-00001" / "device_clock.arrow").unlink(missing_ok=True)
     os.mkfifo(imported / "rank-00001" / "device_clock.arrow")
     assert same(analyzed(imported), whole)
+    table = imported / "rank-00001" / "step.parquet"
+    table.unlink()
+    os.mkfifo(table)
+    assert f"{table}: damaged (is not a regular file)" in run("analyze", imported).line
 
 
 def test_joining_copies_no_link(tmp_path: Path) -> None:
