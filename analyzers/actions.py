@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from chopper.analyzers import cause_detectors, detectors
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import Detector, Sighting
+from chopper.analyzers.detectors import Sighting, declared, detector, function_of
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.events.places import Where, largest
@@ -124,26 +121,9 @@ class Material:
         }
 
 
-def names() -> list[str]:
-    """Return the names of all detectors."""
-    files = (file for path in detectors.__path__ for file in Path(path).glob("[!_]*.py"))
-    return sorted([*(file.stem for file in files), *cause_detectors.declared()])
-
-
-def detector(name: str) -> Detector:
-    """Return the declaration of a detector."""
-    if name in cause_detectors.declared():
-        return cause_detectors.detector(name)
-    declared: Detector = importlib.import_module(f"{detectors.__name__}.{name}").DETECTOR
-    return declared
-
-
 def sightings(name: str, material: Material) -> Iterator[Sighting]:
     """Yield the places at which one detector sees its pattern."""
-    if name in cause_detectors.declared():
-        yield from cause_detectors.by_cause(name, material.run, material.links)
-        return
-    find = getattr(importlib.import_module(f"{detectors.__name__}.{name}"), name)
+    find = function_of(name)
     yield from find(**{p: getattr(material, p) for p in inspect.signature(find).parameters})
 
 
@@ -161,7 +141,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
     material = Material(run, replay)
     ranked: list[tuple[Action, str]] = []
     failed: dict[str, str] = {}
-    for name in names():
+    for name in sorted(declared()):
         try:
             ranked += [
                 _action(material, replay, sighting) for sighting in sightings(name, material)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The program of this checkout is described, wherever another one may be installed.
 sys.path.insert(0, str(ROOT))
 
-from chopper.analyzers import actions, cause_detectors  # noqa: E402
+from chopper.analyzers import detectors  # noqa: E402
 from chopper.analyzers.work import BY_PREFIX, MODELS, family  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
@@ -49,7 +49,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put commands, in the order of ``chopper --help``, and patterns into the navigation."""
     made = {
         "@commands": [{f"chopper {name}": f"commands/{name}.md"} for name in COMMANDS],
-        "@detectors": [{spoken(name): f"detectors/{name}.md"} for name in actions.names()],
+        "@detectors": [
+            {spoken(name): f"detectors/{name}.md"} for name in sorted(detectors.declared())
+        ],
     }
     for section in config.nav or []:
         for pages in section.values():
@@ -302,13 +304,6 @@ _RECURS = (
 )
 
 
-def detector_summary(name: str) -> str:
-    """Return what a pattern is, in a sentence."""
-    if name in cause_detectors.declared():
-        return cause_detectors.declared()[name].condition
-    return str(sys.modules[f"chopper.analyzers.detectors.{name}"].__doc__).strip()
-
-
 def verdict_classes() -> str:
     """Return the table of what can bound a run."""
     rows = [
@@ -322,19 +317,17 @@ def detector_pages() -> dict[str, str]:
     """One page for each pattern that is looked for, and the list of them."""
     rows: list[tuple[object, ...]] = []
     pages = {}
-    for name in actions.names():
-        known = actions.detector(name)
-        module = sys.modules.get(f"chopper.analyzers.detectors.{name}")
-        summary = detector_summary(name)
-        rows.append((f"[{spoken(name)}]({name}.md)", summary))
+    for name in sorted(detectors.declared()):
+        known = detectors.detector(name)
+        rows.append((f"[{spoken(name)}]({name}.md)", markup(known.condition)))
         parts = [
             f"# {spoken(name)}",
-            f"{summary} In JSON: `{name}`.",
+            f"In JSON: `{name}`.",
             f"**Reported when.** {markup(known.condition)} Also, more than 1 % of the time would "
             "be saved, in more than one step." + ("" if known.in_every_step else _RECURS),
             f"**Prediction.** Without it, {markup(known.without)}. "
             "[How the replay works](../concepts/replay.md).",
-            "**How to try it.** " + remedy(known.remedy, getattr(module, "REMEDIES", {})),
+            "**How to try it.** " + remedy(known.remedy, known.remedies),
             f"**Evidence.** `chopper analyze RUN --view {known.view}` shows the rows "
             f"([columns](../reference/tables.md#{known.view})).",
         ]

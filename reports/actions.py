@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chopper import wording as fmt
-from chopper.analyzers.actions import Action, Actions, detector
+from chopper.analyzers.actions import Action, Actions
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.detectors import detector
 from chopper.analyzers.events.places import Where
 from chopper.causes import CAUSES
 from chopper.reports.page import Items, Paragraph, Section

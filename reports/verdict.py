@@ -17,7 +17,7 @@ import msgspec
 from chopper import wording as fmt
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.step_time import LONG
-from chopper.analyzers.detectors.initialization import Initialization, initialization_of
+from chopper.analyzers.detectors.host import Initialization, initialization_of
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.places import Where, line_in_steps, links_of, place_of

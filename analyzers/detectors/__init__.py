@@ -1,15 +1,16 @@
 """Patterns in a run that its author can mend, as ``detectors.toml`` declares them.
 
-A pattern that is more than the time of some causes has a file here, of its name: a function of the
-same name finds the places, and takes what it needs of :class:`chopper.analyzers.actions.Material`
+Most are the time of some causes (:func:`by_cause`). For any other, a function of its name in a
+module here finds the places, and takes what it needs of :class:`chopper.analyzers.actions.Material`
 by name. What mending a place would give back is predicted by a replay, never by adding up times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.events.places import place_of
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.join import Links
+from chopper.wording import percent
 
 
 class Detector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,8 +38,10 @@ class Detector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         view: the detailed table that shows the rows.
         in_every_step: kernels alone show it, alike in each step, so that one step is enough; a
             first iteration allocates, compiles and waits as no later one does.
-        causes: those whose time it is, where no file finds it.
-        least_ratio: share of the observed time from which on it is seen, with ``causes``.
+        causes: those whose time it is; none where a function finds it.
+        module: that has the function.
+        limits: of the condition, by name; shares are shown in percent.
+        remedies: what the evidence may add to the remedy, by what was seen.
         on: runs that it is looked for in, with ``causes``.
     """
 
@@ -47,7 +53,9 @@ class Detector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     view: str
     in_every_step: bool = False
     causes: tuple[str, ...] = ()
-    least_ratio: float = 0.05
+    module: str = ""
+    limits: dict[str, float] = {}
+    remedies: dict[str, str] = {}
     on: Literal["any", "device", "host"] = "any"
 
 
@@ -58,10 +66,30 @@ def declared() -> dict[str, Detector]:
     return msgspec.toml.decode(text, type=dict[str, Detector])
 
 
-def detector(name: str, **limits: object) -> Detector:
-    """Return the declaration of a pattern, with the limits that its condition names."""
+def limits_of(name: str) -> dict[str, float]:
+    """Return the limits of a pattern, by name."""
+    return declared()[name].limits
+
+
+def detector(name: str) -> Detector:
+    """Return the declaration of a pattern, with the limits in its condition."""
     one = declared()[name]
-    return msgspec.structs.replace(one, condition=one.condition.format(**limits))
+    shown = {
+        limit: percent(value, ".0f") if limit.endswith("_ratio") else f"{value:g}"
+        for limit, value in one.limits.items()
+    }
+    return msgspec.structs.replace(one, condition=one.condition.format(**shown))
+
+
+def function_of(name: str) -> Callable[..., Iterator[Sighting]]:
+    """Return the function that sees a pattern: its parameters say what it needs."""
+    one = declared()[name]
+    if one.causes:
+        return partial(by_cause, name)
+    found: Callable[..., Iterator[Sighting]] = getattr(
+        importlib.import_module(f"{__name__}.{one.module}"), name
+    )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +138,30 @@ def spent_in(run: Attributed, causes: tuple[str, ...]) -> tuple[int, dict[int, n
     rank, row = ints(pieces, "rank"), ints(pieces, "event_row")
     rows = {int(r): np.unique(row[(rank == r) & (row >= 0)]) for r in np.unique(rank)}
     return int(ints(pieces, "time_ns").sum()), rows
+
+
+def by_cause(name: str, run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+    """PIECE, GAP -> at most one sighting."""
+    one = declared()[name]
+    on_host = all(joined.host_only for joined in run.joined.values())
+    time_ns, rows = spent_in(run, one.causes)
+    if time_ns < one.limits["least_ratio"] * run.observed_ns or one.on == (
+        "device" if on_host else "host"
+    ):
+        return
+    where = place_of(run, links, one.causes)
+    place = where.line or (where.layer and f"layer {where.layer}") or where.op
+    spent = {row.id for row in run.causes() if row.time_ns}
+    yield Sighting(
+        detector=name,
+        events=rows,
+        changes=Changes(fix=tuple(cause for cause in one.causes if cause in spent)),
+        phase=where.phase,
+        line=where.line,
+        evidence={
+            "time_ns": time_ns // max(run.windows.num_rows, 1),
+            "share_ratio": time_ns / run.observed_ns,
+            "place": place,
+            "in_place": f", most of it in {place}" if place else "",
+        },
+    )

@@ -15,12 +15,7 @@ from chopper import pipeline
 from chopper.analyzers import actions, detectors
 from chopper.analyzers.actions import Material
 from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.detectors import (
-    Sighting,
-    launch_bound,
-    misaligned_products,
-    small_collectives,
-)
+from chopper.analyzers.detectors import Sighting, host, kernels, ranks
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.names import is_program_frame
 from chopper.analyzers.views import stragglers
@@ -259,7 +254,7 @@ def test_one_step_may_be_a_first_iteration_and_is_claimed_for_nothing_of_the_hos
     reasons = {action.detector: reason for action, reason in tried.dropped}
     assert "fewer than 3 steps were traced" in reasons[name]
     assert name not in [a.detector for a in tried.ranked]
-    assert all(actions.detector(a.detector).in_every_step for a in tried.ranked)
+    assert all(detectors.detector(a.detector).in_every_step for a in tried.ranked)
     _, [said] = report.tell(run, tried, "step")
     assert said.startswith("Seen, but not certain: ")
     assert "fewer than 3 steps were traced" in said
@@ -403,7 +398,7 @@ def test_a_detector_that_fails_takes_nothing_with_it(
     def fails(run: Attributed) -> Iterator[Sighting]:
         raise error
 
-    monkeypatch.setattr(launch_bound, "launch_bound", fails)
+    monkeypatch.setattr(host, "launch_bound", fails)
     tried = actions.actions(run, Replay(run))
     assert tried.ranked[0].detector == "data_loading"
     assert [*tried.failed] == ["launch_bound"]
@@ -440,7 +435,7 @@ def test_one_of_two_ranks_comes_last_by_chance(
     ],
 )
 def test_the_name_of_a_kernel_says_how_its_operands_are_aligned(kernel: str, seen: bool) -> None:
-    assert misaligned_products.is_misaligned(kernel) is seen
+    assert kernels.is_misaligned(kernel) is seen
 
 
 @pytest.mark.parametrize(
@@ -503,18 +498,18 @@ def test_the_latency_of_a_collective_is_what_its_bytes_do_not_take(
         links={0: pa.table({"step_index": pa.array([0] * count, pa.int64())})},
         joined={0: SimpleNamespace(device_event=pa.table({"dur_ns": pa.array(dur_ns)}))},
     )
-    seen = [*small_collectives.small_collectives(cast("Any", run))]
+    seen = [*ranks.small_collectives(cast("Any", run))]
     assert [s.evidence["latency_ns"] for s in seen] == ([] if latency_ns is None else [latency_ns])
     if latency_ns is not None:
         assert seen[0].run_ns[0][1].sum() == 1_000_000 - 9 * latency_ns
 
 
 def test_every_detector_declares_itself() -> None:
-    names = actions.names()
+    names = sorted(detectors.declared())
     assert len(names) >= 10
     for name in names:
-        declared = actions.detector(name)
-        assert isinstance(declared, detectors.Detector)
+        declared = detectors.detector(name)
+        assert callable(detectors.function_of(name))
         assert declared.view in chopper.views.VIEWS
         assert declared.condition.endswith(".")
         assert not declared.without.endswith(".")

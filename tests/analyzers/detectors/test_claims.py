@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers import actions
+from chopper.analyzers import actions, detectors
 from chopper.analyzers.actions import Material
 from chopper.analyzers.detectors import Sighting
-from chopper.analyzers.detectors.initialization import initialization_of
-from chopper.analyzers.detectors.uneven_work import uneven_work
+from chopper.analyzers.detectors.host import initialization_of
+from chopper.analyzers.detectors.ranks import uneven_work
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.views.stragglers import Kind, Uneven, Worst
 from chopper.reports import actions as report
@@ -250,7 +250,7 @@ def test_the_title_of_uneven_work_names_the_work_where_that_differs(
     material = Material(run, Replay(run))
     [seen] = uneven_work(uneven, material.events)
     assert (
-        report._Sentence().format(actions.detector("uneven_work").title, **seen.evidence) == title
+        report._Sentence().format(detectors.detector("uneven_work").title, **seen.evidence) == title
     )
 
 
