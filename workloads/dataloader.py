@@ -25,7 +25,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chopper
@@ -90,19 +89,14 @@ WORKLOAD = Workload(
         Option("width", "width of the model", 32, positive),
         Option("workers", "DataLoader workers per rank", 8, positive),
         Option("tuned", "workers per rank of the tuned DataLoader", 18, positive),
-        Option("loaders", "loader actors", 1, positive),
+        Option("loaders", "loader actors to begin with", 1, positive),
+        Option("most", "loader actors at most, when trainers wait for data", 1, positive),
         Option("threads", "reads in flight per loader actor", 256, positive),
         Option(
             "tensor",
             "ranks that train on the same batch; of actors one reads for all of them",
             1,
             positive,
-        ),
-        Option(
-            "checkpoint",
-            "directory in which actors keep how far each source was drawn, for a later --first",
-            None,
-            Path,
         ),
         Option(
             "rows",
@@ -118,12 +112,6 @@ WORKLOAD = Workload(
             choices=("random", "greedy", "kk"),
         ),
         Option("first", "first step, as after a restart", 0, not_negative),
-        Option(
-            "fault",
-            "fault to inject",
-            "none",
-            choices=("none", "raises", "hangs", "killed-loader"),
-        ),
         Option("address", "address of a running Ray cluster; by default one is started here", None),
         SEED,
         DEVICE,

@@ -6,8 +6,9 @@
 
 A *Source Loader* holds the state of its sources and does what is done per sample: read, decode,
 tokenize. The *Planner* sees metadata only, decides what each step loads, which rank gets it and
-which loader reads it. A *Data Constructor* runs on each node of
-trainers, asks the loaders many steps ahead for what the ranks of its node train on, and packs it.
+which loader reads it; its autoscaler changes how many there are. A *Data Constructor* runs on each
+node of trainers, asks the loaders many steps ahead for what the ranks of its node train on, and
+packs it.
 
 All are asked by step, and a step's plan is a function of the seed: an actor that died is started
 again by Ray and asked again, and no sample is lost or comes twice. The same code runs on a cluster
@@ -17,22 +18,24 @@ again by Ray and asked again, and no sample is lost or comes twice. The same cod
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chopper.engines.ray_cluster import LoaderError
 from chopper.errors import ChopperError
-from chopper.workloads.planning import Batch, Checkpoint, Draw, Plan, Planner, balance, batch_of
+from chopper.workloads.planning import Autoscaler, Batch, Draw, Plan, Planner, balance, batch_of
 from chopper.workloads.sources import Ints, OpenSources, Sample, SourceError, SourceSpec, Tokens
 
 _RESTARTS = 3
-_DECODING_S = 100e-6
-"""Time to decode one document, about: sources are placed by it and their latency."""
+_OBSERVED_STEPS = 16
+"""Steps between two looks at what reading takes."""
 _UNDER_WAY = 3
 """Batches that are on their way to a rank at once."""
 
@@ -47,6 +50,7 @@ class Setup:
     width: int | None
     """Tokens of a row; None: a row for each document, as long as the longest."""
     loaders: int
+    most_loaders: int
     threads: int
     """Reads in flight per loader."""
     prefetch: int
@@ -54,8 +58,6 @@ class Setup:
     """Ray's name of each node of trainers, and its ranks; each has a constructor of its own."""
     tensor: int = 1
     """Ranks that train on the same batch, one after the other; the first of them reads."""
-    checkpoint: Path | None = None
-    """Directory that the planner finds again wherever it is restarted."""
 
     def node_of(self, rank: int) -> int:
         """Number of the node that a rank is on."""
@@ -82,60 +84,109 @@ class SourceLoader:
         tokens = self._sources.read_all(samples, self._pool)
         return np.concatenate(tokens), [len(ids) for ids in tokens]
 
+    def spent(self) -> NDArray[np.float64]:
+        """Return samples, and seconds waited and computed, by source, since the last call."""
+        return self._sources.spent()
+
+
+class Fleet(NamedTuple):
+    """Loaders that read together, each source from one of them."""
+
+    loaders: list[Any]
+    loader_of: Ints
+    """Source → number of its loader."""
+    opened: list[Any]
+    """Tasks that open the sources."""
+
 
 class PlannerActor:
-    """Actor: plans steps, and starts the loaders that read them."""
+    """Actor: plans steps, and starts and replaces the loaders that read them."""
 
     def __init__(self, setup: Setup) -> None:
         import ray
 
-        self._setup = setup
+        self._ray, self._setup = ray, setup
         self._planner = Planner(setup.draw)
-        self._checkpoint = None
-        if setup.checkpoint is not None:
-            self._checkpoint = Checkpoint(setup.checkpoint, setup.draw)
-            self._planner.resume(self._checkpoint.positions)
         self._plans: dict[int, Plan] = {}
-        # Each source is open in one loader, and all loaders wait and compute for about as long.
-        latency_s = np.array([source.latency_s for source in setup.draw.sources])
-        busy = self._planner.shares * (latency_s + _DECODING_S)
-        self._loader_of = balance(busy, setup.loaders, "greedy")
-        # Ray spreads them over its nodes, and restarts those that die.
-        actor = ray.remote(SourceLoader).options(
-            max_restarts=_RESTARTS,
-            max_task_retries=_RESTARTS,
-            max_concurrency=setup.prefetch * len(setup.nodes) + 4,
-            scheduling_strategy="SPREAD",
+        self._scaler = Autoscaler(
+            setup.draw.sources,
+            threads=setup.threads,
+            least=setup.loaders,
+            most=max(setup.loaders, setup.most_loaders),
         )
-        self._loaders: list[Any] = [
-            actor.remote(setup.draw.sources, setup.threads) for _ in range(setup.loaders)
-        ]
-        self._opened = False
+        self._fleet: Fleet | None = None
+        self._next: Fleet | None = None
+        self._asked: list[Any] = []
+        self._asked_s = time.perf_counter()
 
-    def plan(self, step: int) -> tuple[Plan, list[tuple[Any, Ints]]]:
-        """Plan a step; with the loaders that read it, and the samples of each."""
-        if not self._opened:
-            self._opened = True
-            for number, loader in enumerate(self._loaders):
-                sources = np.flatnonzero(self._loader_of == number).tolist()
-                loader.open.remote(self._planner.upcoming(step, sources))
+    def plan(self, step: int, starving: bool) -> tuple[Plan, list[tuple[Any, Ints]]]:
+        """Plan a step; with the loaders that read it, and the samples of each.
+
+        Args:
+            step: number of the step.
+            starving: less than half of what trainers should have in stock is there.
+        """
         if step not in self._plans:
             self._plans[step] = self._planner.plan(step)
             # All nodes ask for a step at about the same time.
             for old in list(self._plans)[: -4 * (self._setup.prefetch + 4)]:
                 del self._plans[old]
-            if self._checkpoint is not None:
-                self._checkpoint.write(*self._planner.kept(step))
-        plan = self._plans[step]
-        loader_of_sample = self._loader_of[plan.source]
+            if step % _OBSERVED_STEPS == 0:
+                self._observe(step, starving=starving)
+        if self._fleet is None:
+            self._fleet = self._start(self._setup.loaders, step)
+        elif self._next is not None and self._done(self._next.opened):
+            # The loaders before these end when nobody has a handle of them any more.
+            self._fleet, self._next = self._next, None
+        plan, fleet = self._plans[step], self._fleet
+        loader_of_sample = fleet.loader_of[plan.source]
         return plan, [
             (loader, np.flatnonzero(loader_of_sample == number))
-            for number, loader in enumerate(self._loaders)
+            for number, loader in enumerate(fleet.loaders)
         ]
 
     def loaders(self) -> list[Any]:
         """Return the loaders."""
-        return self._loaders
+        return [] if self._fleet is None else self._fleet.loaders
+
+    def _start(self, count: int, step: int) -> Fleet:
+        """Start loaders that wait and compute for about as long, and open their sources."""
+        loader_of = balance(self._scaler.busy(), count, "greedy")
+        # Ray spreads them over its nodes, and restarts those that die.
+        actor: Any = self._ray.remote(SourceLoader).options(
+            max_restarts=_RESTARTS,
+            max_task_retries=_RESTARTS,
+            max_concurrency=self._setup.prefetch * len(self._setup.nodes) + 4,
+            scheduling_strategy="SPREAD",
+        )
+        loaders = [
+            actor.remote(self._setup.draw.sources, self._setup.threads) for _ in range(count)
+        ]
+        opened = [
+            loader.open.remote(
+                self._planner.upcoming(step, np.flatnonzero(loader_of == number).tolist())
+            )
+            for number, loader in enumerate(loaders)
+        ]
+        return Fleet(loaders, loader_of, opened)
+
+    def _done(self, tasks: list[Any]) -> bool:
+        return len(self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]) == len(tasks)
+
+    def _observe(self, step: int, *, starving: bool) -> None:
+        """Take in what reading took since the last time; start other loaders if need be."""
+        if self._fleet is None or self._setup.most_loaders <= self._setup.loaders:
+            return
+        if self._asked and self._done(self._asked):
+            now_s = time.perf_counter()
+            with contextlib.suppress(self._ray.exceptions.RayError):  # one that is gone
+                counts, wait_s, core_s = sum(self._ray.get(self._asked))
+                self._scaler.observe(now_s - self._asked_s, counts, wait_s, core_s)
+                wanted = self._scaler.loaders(len(self._fleet.loaders), starving=starving)
+                if self._next is None and wanted != len(self._fleet.loaders):
+                    self._next = self._start(wanted, step)
+            self._asked, self._asked_s = [], now_s
+        self._asked = self._asked or [loader.spent.remote() for loader in self._fleet.loaders]
 
 
 class DataConstructor:
@@ -151,6 +202,7 @@ class DataConstructor:
         self._steps: dict[int, asyncio.Task[dict[int, Batch]]] = {}
         self._taken: dict[int, int] = {}
         self._plans: dict[int, Any] = {}
+        self._built = 0
 
     async def stock(self) -> int:
         """Steps that are loaded and not taken yet."""
@@ -171,6 +223,7 @@ class DataConstructor:
 
     async def _build(self, step: int) -> dict[int, Batch]:
         plan, documents = await self._documents(step)
+        self._built += 1
         total = int(plan.length.sum())
         return {
             rank: batch_of(
@@ -189,10 +242,10 @@ class DataConstructor:
 
         attempt = 0
         while True:
-            plan, where = await (self._plans.pop(step, None) or self._planner.plan.remote(step))
+            plan, where = await (self._plans.pop(step, None) or self._planned(step))
             # Whoever loads nothing ahead still plans ahead: it takes no memory.
             if step + 1 not in self._steps:
-                self._plans[step + 1] = self._planner.plan.remote(step + 1)
+                self._plans[step + 1] = self._planned(step + 1)
             try:
                 return plan, await self._load(plan, where)
             except RayActorError as exc:
@@ -204,6 +257,12 @@ class DataConstructor:
                         f"step {step}: a loader died {attempt} times and more; most recently: "
                         f"{str(exc).splitlines()[0]}"
                     ) from exc
+
+    def _planned(self, step: int) -> Any:
+        """Ask for a step's plan, and say whether too little of what was asked for is loaded."""
+        missing = sum(not task.done() for task in self._steps.values())
+        filled = self._built > self._setup.prefetch  # the first stock is missing at first
+        return self._planner.plan.remote(step, filled and 2 * missing > len(self._steps))
 
     async def _load(self, plan: Plan, where: list[tuple[Any, Ints]]) -> dict[int, Tokens]:
         """Documents of this node's ranks, by their place in the plan."""

@@ -52,14 +52,8 @@ def needs(args: argparse.Namespace, ranks: int, _device: str) -> Needs:
         )
     if ranks % args.tensor:
         raise UsageError(f"--tensor {args.tensor}: expected a divisor of the {ranks} ranks")
-    if args.modality == "text" and args.fault in ("raises", "hangs"):
-        raise UsageError(f"--fault {args.fault}: is one of images: leave out --modality text")
     variants = getattr(args, "variants", None) or (args.variant,)
     with_actors = bool(set(variants) & set(WITH_ACTORS))
-    if args.fault == "killed-loader" and not with_actors:
-        raise UsageError(
-            "--fault killed-loader: applies to loader actors only: use --variants balanced"
-        )
     state, longest = args.sources * args.state * 1_000_000, args.longest
     try:
         if with_actors:
@@ -125,7 +119,6 @@ def written_sources(args: argparse.Namespace) -> Iterator[tuple[SourceSpec, ...]
                 longest=args.longest,
                 seed=args.seed,
                 modality=args.modality,
-                fault=args.fault,
             )
         except OSError as exc:
             raise InputError(f"{folder}: no sources can be written there ({exc.strerror})") from exc
@@ -211,11 +204,11 @@ def setup_of(
         draw=draw,
         width=row_width(args),
         loaders=args.loaders,
+        most_loaders=args.most,
         threads=args.threads,
         prefetch=args.prefetch,
         nodes=tuple((node, tuple(ranks)) for node, ranks in nodes),
         tensor=args.tensor,
-        checkpoint=args.checkpoint,
     )
 
 

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import math
 import os
-import signal
 import statistics
 import time
 from collections import Counter
@@ -366,8 +365,6 @@ class Trainer:
             losses.append(loss)
             if window is not None:
                 window.add(batch, waited_s, compute_s)
-            if self.args.fault == "killed-loader" and measured == span.measured // 2:
-                kill_a_loader()
             self.prof.step()
             self.progress.advance()
         return samples
@@ -429,17 +426,6 @@ class Trainer:
             self.prof.measure("first_loss", first)
 
 
-def kill_a_loader() -> None:
-    """Kill the first process of a loader actor, as a machine that fails would."""
-    if dist.get_rank():
-        return
-    for child in psutil.Process().children(recursive=True):
-        if role_of(child) == "SourceLoader":
-            print(f"dataloader: killing loader actor {child.pid}", flush=True)
-            child.send_signal(signal.SIGKILL)
-            return
-
-
 class Checked:
     """Checks that the ranks together saw each planned sample once, by the marks of what came."""
 
@@ -497,7 +483,7 @@ def latency_of_a_batch(args: argparse.Namespace, draw: Draw, prof: chopper.Profi
     """Measure what disaggregation costs: the same batches by actors and in this process."""
     if dist.get_rank() == 0:
         setup = setup_of(args, draw, "probe", [(actors.this_node(), [0])])
-        setup = replace(setup, prefetch=1, tensor=1, checkpoint=None)
+        setup = replace(setup, prefetch=1, tensor=1)
         # While the first are read, actors are still opening sources and starting threads.
         probes = _WARMUP_BATCHES + _PROBED_BATCHES
         in_process_s = list(in_this_process(args, draw, range(args.first, args.first + probes)))

@@ -4,26 +4,22 @@ Nothing here reads a sample: the planner sees metadata only (source, index, leng
 function of the seed and the step alone. So any process can make it again after a restart, and what
 was lost with a process can be loaded again without losing or repeating a sample.
 
-Primitives and cost model after MegaScale-Data (arXiv 2504.09844): mix, cost, balance, pack.
+Primitives and cost model after MegaScale-Data (arXiv 2504.09844): mix, cost, balance, pack; and how
+many loaders a mixture needs.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import heapq
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chopper.errors import InputError
 from chopper.workloads.sources import (
     Ints,
     Sample,
@@ -39,12 +35,18 @@ Floats = NDArray[np.float64]
 METHODS = ("random", "greedy", "kk")
 """As drawn, with as many samples for each rank; largest cost first to the least loaded rank;
 Karmarkar–Karp's largest differencing method."""
-_WHOLE_EVERY = 32
-"""Lines from one with whole counts to the next."""
 IGNORED = -100
 """Target where nothing is predicted, as torch's cross entropy has it."""
 _KEPT_STEPS = 64
 """Steps between two whose positions are kept, so that an earlier step is planned again at once."""
+_DECODING_S = 100e-6
+"""Time to decode one document, about: a first guess."""
+_BUSY_RATIO = 0.75
+"""Share of its threads, and of its core, that a loader should be busy at most."""
+_LOADER_BYTES = 8 << 30
+"""State that one loader may hold."""
+_AGREEING = 30
+"""Observations that have to agree before loaders are taken away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +234,6 @@ class Draw:
     cost: Cost
     method: str
 
-    @property
-    def digest(self) -> str:
-        """Hash of the draw: sources, batch, ranks and seed."""
-        drawn = (
-            [(s.name, s.groups, s.weight) for s in self.sources],
-            (self.batch, self.ranks, self.seed),
-        )
-        return hashlib.sha256(repr(drawn).encode()).hexdigest()[:16]
-
 
 class Planner:
     """Draws the global batch of each step and gives each sample to a rank.
@@ -293,19 +286,11 @@ class Planner:
         self._go_to(step)
         return [(s, int(self._shuffled(s, self._positions[[s]])[0])) for s in sources]
 
-    def resume(self, positions: Mapping[int, Ints]) -> None:
-        """Take over positions by step, from a checkpoint of the same draw."""
-        self._kept |= positions
-
-    def kept(self, step: int) -> tuple[int, Ints]:
-        """The last step up to one whose positions are kept, and these."""
-        known = max(known for known in self._kept if known <= step)
-        return known, self._kept[known]
-
     def _go_to(self, step: int) -> None:
         """Count the samples drawn before a step, from the nearest known step before it."""
         if not self._step <= step < self._step + _KEPT_STEPS:
-            self._step, self._positions = self.kept(step)
+            self._step = max(known for known in self._kept if known <= step)
+            self._positions = self._kept[self._step]
         while self._step < step:
             drawn = np.bincount(self._drawn(self._step), minlength=len(self._positions))
             self._step += 1
@@ -344,63 +329,63 @@ class Planner:
         return index
 
 
-class Checkpoint:
-    """Checkpoint of a draw in a folder: how far each source was drawn, by step.
+class Autoscaler:
+    """Decides how many loaders a mixture needs, by moving averages of what reading it takes.
 
-    A file that is only appended to: a line with the count of each source now and then, and in
-    between only what was drawn since the line before. A planner that starts again, also in another
-    run, begins at the nearest line before its step instead of at step 0.
+    By Little's law, rate × time per read are in flight: a loader reads with so many threads,
+    decodes with one core under Python's lock, and holds the state of its sources.
     """
 
-    def __init__(self, folder: Path, draw: Draw) -> None:
-        self.positions: dict[int, Ints] = {}
-        """By step, what of each source was drawn before it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"draw-{draw.digest}.jsonl"
-        whole_bytes = self._read(len(draw.sources)) if self._path.exists() else 0
-        if self._path.exists():
-            os.truncate(self._path, whole_bytes)  # what a kill left of a line
-        self._last = max(self.positions, default=0)
-        self._lines = 0
+    def __init__(
+        self, sources: Sequence[SourceSpec], *, threads: int, least: int, most: int
+    ) -> None:
+        weights = np.array([source.weight for source in sources])
+        self.share: Floats = weights / weights.sum()
+        """Share of all samples read, by source."""
+        self.wait_s: Floats = np.array([source.latency_s for source in sources])
+        self.core_s: Floats = np.full(len(sources), _DECODING_S)
+        """Time of a core for each sample, by source."""
+        self.samples_per_s = 0.0
+        self._state_bytes = sum(source.state_bytes for source in sources)
+        self._threads, self._least, self._most = threads, least, min(most, len(sources))
+        self._surplus = 0
 
-    def _read(self, sources: int) -> int:
-        """Read all whole lines, and return where they end."""
-        end, last = 0, np.zeros(sources, dtype=np.int64)
-        for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                entry = json.loads(line)
-                if "whole" in entry:
-                    last = np.array(entry["whole"], dtype=np.int64)
-                else:
-                    last = last.copy()
-                    for source, count in entry["drawn"]:
-                        last[source] += count
-                self.positions[entry["step"]] = last
-            except (ValueError, KeyError, TypeError, IndexError) as exc:
-                raise InputError(
-                    f"{self._path}, line {number}: no line of a checkpoint ({exc}); remove the file"
-                ) from exc
-            end += len(line)
-        return end
+    def busy(self) -> Floats:
+        """Return the time of a thread that each source takes of a mean sample, in s."""
+        return self.share * (self.wait_s + self.core_s)
 
-    def write(self, step: int, positions: Ints) -> None:
-        """Append the samples drawn up to a step, unless they are already recorded."""
-        if step <= self._last:
-            return
-        before = self.positions.get(self._last)
-        entry: dict[str, object] = {"step": step}
-        if before is None or self._lines % _WHOLE_EVERY == 0 or (positions < before).any():
-            entry["whole"] = positions.tolist()
-        else:
-            drawn = positions - before
-            entry["drawn"] = [[int(s), int(drawn[s])] for s in np.flatnonzero(drawn)]
-        # One write: a kill leaves a line whole, or the file's last one cut.
-        with self._path.open("ab", buffering=0) as file:
-            file.write(json.dumps(entry).encode() + b"\n")
-        self.positions, self._last = {step: positions}, step
-        self._lines += 1
+    def observe(self, elapsed_s: float, counts: Ints, wait_s: Floats, core_s: Floats) -> None:
+        """Take in a period: samples read, and the seconds that these waited and computed."""
+        read, each = counts > 0, np.maximum(counts, 1)
+        rate = float(counts.sum()) / elapsed_s
+        self.samples_per_s = _averaged(self.samples_per_s or rate, rate)
+        self.share = _averaged(self.share, counts / max(1, counts.sum()))
+        self.wait_s = np.where(read, _averaged(self.wait_s, wait_s / each), self.wait_s)
+        self.core_s = np.where(read, _averaged(self.core_s, core_s / each), self.core_s)
+
+    def loaders(self, current: int, *, starving: bool) -> int:
+        """Return how many loaders there should be.
+
+        Args:
+            current: how many there are.
+            starving: trainers wait for data. Otherwise no loader is added, however busy they are.
+        """
+        wanted = max(
+            self.samples_per_s * float(self.busy().sum()) / (self._threads * _BUSY_RATIO),
+            self.samples_per_s * float((self.share * self.core_s).sum()) / _BUSY_RATIO,
+            self._state_bytes / _LOADER_BYTES,
+        )
+        needed = min(max(math.ceil(wanted), self._least), self._most)
+        if needed >= current:
+            self._surplus = 0
+            return needed if starving else current
+        # One too many costs memory, one too few throughput: several periods have to agree.
+        self._surplus += 1
+        return needed if self._surplus >= _AGREEING else current
+
+
+def _averaged(past: Any, new: Any) -> Any:
+    return 0.8 * past + 0.2 * new
 
 
 @functools.lru_cache(maxsize=4096)

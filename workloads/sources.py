@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import os
 import threading
 import time
 import zlib
@@ -229,6 +228,7 @@ class OpenSources:
         pa.set_memory_pool(pa.system_memory_pool())
         self.specs = list(specs)
         self._open: dict[int, Source] = {}
+        self._spent = np.zeros((3, len(specs)))
         self._lock = threading.Lock()
 
     def open(self, samples: Iterable[Sample]) -> None:
@@ -247,7 +247,18 @@ class OpenSources:
     def read(self, sample: Sample) -> Tokens:
         """Read one document."""
         source, index = sample
-        return self._source(source).read(index)
+        began_s, began_core_s = time.perf_counter(), time.thread_time()
+        tokens = self._source(source).read(index)
+        core_s = time.thread_time() - began_core_s
+        with self._lock:
+            self._spent[:, source] += (1, time.perf_counter() - began_s - core_s, core_s)
+        return tokens
+
+    def spent(self) -> NDArray[np.float64]:
+        """Return samples, and seconds waited and computed, by source, since the last call."""
+        with self._lock:
+            spent, self._spent = self._spent, np.zeros_like(self._spent)
+        return spent
 
     def read_all(self, samples: Sequence[Sample], pool: Executor) -> list[Tokens]:
         """Read documents at once from a pool's threads; returned in the order asked for."""
@@ -288,14 +299,12 @@ def write_sources(
     longest: int,
     seed: int,
     modality: Modality = "image",
-    fault: str = "none",
 ) -> tuple[SourceSpec, ...]:
     """Write ``count`` sources around the given means, skewed, with a row group in each shard.
 
     A row group is half to one and a half times the mean state, a source's latency a third to three
     times that of what is read, weights follow a power law, median lengths are half to twice
-    ``tokens``. ``fault``: storage of the second source ``raises`` (its images are missing) or
-    ``hangs`` (they are a pipe that nobody writes to).
+    ``tokens``.
     """
     rng = np.random.default_rng((seed, count))
     rank = rng.permutation(count) + 1
@@ -328,11 +337,6 @@ def write_sources(
                 seed=seed,
             )
         )
-        if fault in ("raises", "hangs") and number == min(1, count - 1):
-            images = folder / name / "images.bin"
-            images.unlink()
-            if fault == "hangs":
-                os.mkfifo(images)
     return tuple(specs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ HOME = tempfile.TemporaryDirectory(prefix="chopper-mixtures-")
 
 @functools.cache
 def sources(fault: str = "none", count: int = 5, **changes: Any) -> tuple[SourceSpec, ...]:
-    """Sources as the workload makes them."""
+    """Sources as the workload makes them.
+
+    ``fault``: storage of the second one ``raises`` (its images are missing) or ``hangs`` (they are
+    a pipe that nobody writes to).
+    """
     options: dict[str, Any] = {
         "state_bytes": 50_000,
         "latency_s": 1e-4,
@@ -27,7 +32,13 @@ def sources(fault: str = "none", count: int = 5, **changes: Any) -> tuple[Source
         "seed": 2,
     }
     folder = Path(tempfile.mkdtemp(dir=HOME.name))
-    return write_sources(folder, count=count, fault=fault, **options | changes)
+    specs = write_sources(folder, count=count, **options | changes)
+    if fault != "none":
+        images = folder / specs[1].name / "images.bin"
+        images.unlink()
+        if fault == "hangs":
+            os.mkfifo(images)
+    return specs
 
 
 @functools.cache

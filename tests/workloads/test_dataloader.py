@@ -337,10 +337,8 @@ def test_balancing_alone_gives_the_same_documents_to_other_ranks():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--modality", "text", "--fault", "raises"], "--fault raises: is one of images"),
         (["--loaders", "33"], "--loaders 33: at most one for each of 32 sources"),
         (["--tensor", "3"], "--tensor 3: expected a divisor of the 2 ranks"),
-        (["--fault", "killed-loader"], "loader actors only"),
         (["--longest", "2"], "a document has at least 8 tokens"),
         (["--width", "97"], "--width 97: heads have 32 elements"),
         (["--latency", "100000"], "would exceed their timeout"),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import signal
@@ -43,6 +42,7 @@ def setup(name, *, fault="none", latency_s=2e-3, **changes):
         "draw": draw(specs, seed=5, method="kk", cost=Cost(1, 0.1)),
         "width": 64,
         "loaders": 2,
+        "most_loaders": 2,
         "threads": 16,
         "prefetch": 4,
         "nodes": ((d.this_node(), tuple(range(RANKS))),),
@@ -149,8 +149,8 @@ def test_a_restart_goes_on_where_it_was_left(started, whole):
     "role",
     ["loader", *(pytest.param(r, marks=pytest.mark.long) for r in ("planner", "constructor"))],
 )
-def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, tmp_path, role, capfd):
-    made = setup(f"killed {role}", checkpoint=tmp_path)
+def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, role, capfd):
+    made = setup(f"killed {role}")
     planner_actor, constructor = started(made)
     killed: list[psutil.Process] = []
 
@@ -164,8 +164,22 @@ def test_no_sample_is_lost_or_repeated_when_an_actor_is_killed(ray, started, tmp
     assert "raylet" not in capfd.readouterr().out
     assert killed
     assert psutil.wait_procs(killed, timeout=PATIENCE_S)[1] == []
-    lines = next(tmp_path.iterdir()).read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [64]
+
+
+@pytest.mark.long
+def test_loaders_are_added_when_trainers_wait_and_the_sequence_stays(ray, started):
+    made = setup("scaled", loaders=1, most_loaders=3, threads=1, latency_s=2e-2)
+    planner_actor, constructor = started(made)
+    first, loaders = 0, 1
+    while loaders == 1 and first < 20 * STEPS:
+        # Trainers that take batches at once wait for 8 documents from one thread of 20 ms.
+        found = read(constructor, first=first)
+        assert samples(found) == planned(made, range(first, first + STEPS))
+        first += STEPS
+        loaders = len(ray.get(planner_actor.loaders.remote()))
+    assert loaders > 1
+    held = opened(ray, planner_actor)
+    assert sorted(s for here in held for s in here) == list(range(6))
 
 
 def opened(ray, planner_actor):

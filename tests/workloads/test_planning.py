@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.errors import InputError
 from chopper.workloads.planning import (
     METHODS,
-    Checkpoint,
+    Autoscaler,
     Cost,
     Planner,
     balance,
@@ -152,46 +151,48 @@ def test_each_reading_of_a_source_holds_each_sample_once(method):
         assert all(len(list(itertools.groupby(order))) == -(-size // 12) for order in groups)
 
 
-@pytest.mark.parametrize("step", [0, 63, 64, 700])
-def test_a_checkpoint_says_where_each_source_was(tmp_path, monkeypatch, step):
-    first = made()
-    checkpoint = Checkpoint(tmp_path, first.draw)
-    for at in range(0, 701, 7):
-        first.plan(at)
-        checkpoint.write(*first.kept(at))
-    lines = next(tmp_path.iterdir()).read_text().splitlines()
-    assert len(lines) == 700 // 64
-    assert ["whole" in line for line in lines[:3]] == [True, False, False]
-    later = made()
-    found = Checkpoint(tmp_path, later.draw)
-    later.resume(found.positions)
-    planned, drawn = [], later._drawn
-
-    def counted(step):
-        planned.append(step)
-        return drawn(step)
-
-    monkeypatch.setattr(later, "_drawn", counted)
-    assert later.plan(step).of(1) == first.plan(step).of(1)
-    assert min(planned) == step // 64 * 64  # not from step 0
+def scaler(*, latencies=(0.1, 0.1), **changes) -> Autoscaler:
+    """Two sources of the same weight and 1 GB, read by loaders of 4 threads."""
+    specs = [
+        replace(of_lengths("ab"[n], (4,) * 20, 10, n), latency_s=s, state_bytes=10**9)
+        for n, s in enumerate(latencies)
+    ]
+    return Autoscaler(specs, **{"threads": 4, "least": 1, "most": 9} | changes)
 
 
-def test_what_a_kill_left_of_a_checkpoint_is_dropped_and_what_is_none_is_named(tmp_path):
-    planner = made()
-    written = Checkpoint(tmp_path, planner.draw)
-    for step in (64, 128, 192):
-        planner.plan(step)
-        written.write(*planner.kept(step))
-    file = next(tmp_path.iterdir())
-    file.write_bytes(file.read_bytes()[:-5])
-    again = Checkpoint(tmp_path, planner.draw)
-    assert sorted(again.positions) == [64, 128]
-    again.write(*planner.kept(192))
-    assert sorted(Checkpoint(tmp_path, planner.draw).positions) == [64, 128, 192]
-    assert Checkpoint(tmp_path, made(seed=1).draw).positions == {}  # another draw
-    file.write_text("{}\n")
-    with pytest.raises(InputError, match=r"line 1: no line of a checkpoint .*; remove the file"):
-        Checkpoint(tmp_path, planner.draw)
+def seen(made: Autoscaler, *, samples: int, wait_s=0.1, core_s=0.0) -> Autoscaler:
+    """As much of each source in a second, many times over."""
+    counts = np.array([samples, samples])
+    for _ in range(40):
+        made.observe(1.0, counts, counts * wait_s, counts * core_s)
+    return made
+
+
+def test_loaders_follow_littles_law_the_core_and_the_memory():
+    # 40 samples/s × 0.1 s are 4 in flight; 4 threads may be busy for 3: two loaders, of 2 sources.
+    assert seen(scaler(), samples=20).loaders(1, starving=True) == 2
+    assert seen(scaler(), samples=14).loaders(1, starving=True) == 1
+    # 40 samples/s × 25 ms take a core; it may be busy for 0.75 of it.
+    assert seen(scaler(threads=99), samples=20, core_s=0.025).loaders(1, starving=True) == 2
+    # More sources than loaders, and no more loaders than are allowed.
+    assert seen(scaler(), samples=999).loaders(1, starving=True) == 2
+    assert seen(scaler(most=1), samples=999).loaders(1, starving=True) == 1
+
+
+def test_no_loader_is_added_for_trainers_that_do_not_wait_and_one_taken_away_late():
+    busy = seen(scaler(), samples=20)
+    assert busy.loaders(1, starving=False) == 1
+    idle = seen(scaler(), samples=1)
+    found = [idle.loaders(2, starving=False) for _ in range(30)]
+    assert found == [2] * 29 + [1]
+
+
+def test_the_mixture_and_latency_that_count_are_moving_averages():
+    made = scaler(latencies=(0.1, 0.3))
+    made.observe(1.0, np.array([10, 0]), np.array([2.0, 0.0]), np.array([0.0, 0.0]))
+    # 0.8 of before and 0.2 of now; what was not read keeps its latency.
+    assert made.share.tolist() == pytest.approx([0.8 * 0.5 + 0.2, 0.8 * 0.5])
+    assert made.wait_s.tolist() == pytest.approx([0.8 * 0.1 + 0.2 * 0.2, 0.3])
 
 
 def test_how_samples_are_given_to_ranks_changes_nothing_of_what_a_step_takes():
