@@ -50,10 +50,9 @@ from chopper.analyzers.trace.totals import Totals, counted_on, merged, totals_of
 from chopper.analyzers.trace.windows import Steps, common_steps, traced_steps
 from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
-from chopper.engines import Lost
+from chopper.engines import Lost, Serial
 from chopper.engines.choice import engine_of
 from chopper.engines.choice import trace_bytes as file_bytes
-from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
 from chopper.hardware.rank_device import device_of, with_devices

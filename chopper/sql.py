@@ -22,7 +22,7 @@ from chopper import pipeline
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.relations import RECORDED, connection, on_host, relation, schema_of
 from chopper.analyzers.views import View, optional
-from chopper.engines.serial import Serial
+from chopper.engines import Serial
 from chopper.errors import ChopperError, InputError, UsageError, printable
 from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.recorded import filed_tables, read_rank

@@ -15,9 +15,8 @@ from benchmarks._ranks import write_ranks
 from chopper import pipeline, reports
 from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.causes.detail_ranks import detail_ranks
-from chopper.engines import lost
+from chopper.engines import Serial, lost
 from chopper.engines.processes import Processes
-from chopper.engines.serial import Serial
 from chopper.errors import InputError, UsageError
 from chopper.reports import render
 from chopper.views import VIEWS, view

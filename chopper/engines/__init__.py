@@ -7,10 +7,11 @@ only later tasks need is left in a file of the engine's folder (:mod:`chopper.st
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from chopper.errors import ChopperError, UsageError
 from chopper.wording import decimal_bytes
@@ -32,7 +33,7 @@ class Lost:
     error: BaseException | None
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Runs tasks.
 
     Attributes:
@@ -48,7 +49,9 @@ class Engine(Protocol):
     @property
     def folder(self) -> Path | None:
         """Folder for what tasks leave for later ones; None: in memory."""
+        return None
 
+    @abstractmethod
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
     ) -> Iterator[Any]:
@@ -65,15 +68,76 @@ class Engine(Protocol):
             What each call returned, or :class:`Lost`, in their order.
         """
 
-    def rest(self) -> None:
+    def rest(self) -> None:  # noqa: B027 - not every engine has workers of its own
         """Free what workers take, until there are tasks again."""
 
-    def close(self) -> None:
-        """End the workers."""
+    def close(self) -> None:  # noqa: B027
+        """End the workers; files stay as long as somebody refers to them."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Serial(Engine):
+    """The engine of this process; what tasks leave stays in its memory."""
+
+    name = "serial"
+    workers = 1
+
+    def __init__(self, reason: str = "in this process") -> None:
+        self.reason = reason
+
+    def map(
+        self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
+    ) -> Iterator[Any]:
+        """As :meth:`Engine.map`."""
+        del label
+        for arguments in calls:
+            try:
+                result = function(*arguments)
+            except (ChopperError, MemoryError) as error:
+                result = lost(error)
+            yield result
+
+
+def in_order(
+    calls: Iterable[Sequence[Any]],
+    submit: Callable[[Sequence[Any]], Any],
+    finished: Callable[[list[Any]], list[Any]],
+    result_of: Callable[[Any], Any],
+    *,
+    running: dict[Any, int],
+    at_most: int,
+    tell: Callable[[int], object],
+) -> Iterator[Any]:
+    """Run calls and yield their results in order.
+
+    Args:
+        calls: their arguments.
+        submit: begins a call; returns its task.
+        finished: waits for one of the tasks at least; returns those that ended.
+        result_of: result of a task that ended.
+        running: empty; holds the tasks that run.
+        at_most: number of tasks that run or wait.
+        tell: told how many ended.
+    """
+    results: dict[int, Any] = {}
+    waiting, following, count = enumerate(calls), 0, 0
+    while True:
+        while len(running) < at_most and (call := next(waiting, None)):
+            running[submit(call[1])] = call[0]
+        if not running:
+            return
+        for task in finished([*running]):
+            results[running.pop(task)] = result_of(task)
+            count += 1
+            tell(count)
+        while following in results:
+            yield results.pop(following)
+            following += 1
 
 
 def lost(error: BaseException, memory_bytes: int | None = None) -> Lost:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chopper.engines import Engine
+from chopper.engines import Engine, Serial
 from chopper.errors import UsageError
 from chopper.limits import LARGE_TRACE_BYTES, usable_cores
 from chopper.wording import bytes_, decimal_bytes, plural
@@ -45,46 +46,37 @@ def engine_of(sizes: Sequence[int], options: EngineOptions | None = None) -> Eng
     Raises:
         UsageError: options that contradict each other, or Ray is asked for and not installed.
     """
-    from chopper.engines.serial import Serial
-
     options = options or EngineOptions()
+    more: dict[str, Any] = {"memory_bytes": options.memory_bytes, "progress": options.progress}
     if sys.platform != "linux" and (options.workers, options.memory_bytes) != (None, None):
         raise UsageError("--workers and --memory need Linux; leave them out")
     if options.ray is not None:
-        return _on_ray(options)
-    said = f"{plural(len(sizes), 'trace')}, about {bytes_(sum(sizes))} of trace"
+        if options.workers is not None:
+            raise UsageError(
+                "--ray and --workers contradict each other: a cluster schedules its own workers"
+            )
+        from chopper.engines.on_ray import OnRay
+
+        return OnRay(options.ray, f"--ray {options.ray}", **more)
     if sys.platform != "linux":
         return Serial("several processes need Linux")
     # A large trace is several tasks: its stretches.
     tasks = sum(max(1, 4 * (size // LARGE_TRACE_BYTES)) for size in sizes)
-    workers, reason = min(usable_cores(), max(tasks, 1)), said
+    workers = min(usable_cores(), max(tasks, 1))
+    reason = f"{plural(len(sizes), 'trace')}, about {bytes_(sum(sizes))} of trace"
+    pays = sum(sizes) >= _LEAST_BYTES
     if options.workers is not None:
         workers, reason = options.workers, f"--workers {options.workers}"
+        in_several = workers > 1 or pays or options.memory_bytes is not None
     elif options.memory_bytes is not None:
-        reason = f"--memory {decimal_bytes(options.memory_bytes)}"
-    elif workers < 2 or sum(sizes) < _LEAST_BYTES:
-        return Serial(said)
-    if workers < 2 and options.memory_bytes is None and sum(sizes) < _LEAST_BYTES:
+        in_several, reason = True, f"--memory {decimal_bytes(options.memory_bytes)}"
+    else:
+        in_several = workers > 1 and pays
+    if not in_several:
         return Serial(reason)
     from chopper.engines.processes import Processes
 
-    return Processes(workers, reason, memory_bytes=options.memory_bytes, progress=options.progress)
-
-
-def _on_ray(options: EngineOptions) -> Engine:
-    if options.workers is not None:
-        raise UsageError(
-            "--ray and --workers contradict each other: a cluster schedules its own workers"
-        )
-    from chopper.engines.on_ray import OnRay
-
-    assert options.ray is not None
-    return OnRay(
-        options.ray,
-        f"--ray {options.ray}",
-        memory_bytes=options.memory_bytes,
-        progress=options.progress,
-    )
+    return Processes(workers, reason, **more)
 
 
 def trace_bytes(files: Iterable[Path]) -> list[int]:

@@ -17,12 +17,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from chopper.engines import Lost, check_memory, lost, portable, ray_cluster
-from chopper.engines.worker import limited, work_alone
+from chopper.engines import Engine, Lost, check_memory, in_order, lost, portable, ray_cluster
+from chopper.engines.processes import limited, work_alone
 from chopper.errors import ChopperError, InputError
 from chopper.limits import usable_cores
 from chopper.storage import remote, values
@@ -36,8 +36,8 @@ _MOST_RETRIES = 3
 _STORE_BYTES = 500_000_000
 _READY = 8
 """Tasks beyond two for each worker: Ray gives a process back as soon as no task waits for it."""
-_ANSWER_S = 30.0
-"""How long the nodes of a cluster, which start a process to answer, may take."""
+_OTHER_NODE = "chopper: another node"
+"""Second argument of the error of a node that cannot run tasks."""
 _ADDRESS_MOST_BYTES = 300
 
 
@@ -100,12 +100,11 @@ def _reduce_path(path: Path) -> str | tuple[Any, ...]:
     return path.__reduce__() if copied is None else (remote.restored, copied)
 
 
-class OnRay:
+class OnRay(Engine):
     """The engine of a Ray cluster.
 
     A node without chopper, or with another version, is an :class:`~chopper.errors.InputError` of
-    :meth:`map` when a task runs there. Asking every node beforehand would start a second process
-    on each: Ray has none that is ready when a command comes.
+    :meth:`map` when a task runs there.
 
     Args:
         address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS``, or the one that this
@@ -120,7 +119,6 @@ class OnRay:
     """
 
     name = "ray"
-    folder = None
 
     def __init__(
         self,
@@ -131,7 +129,8 @@ class OnRay:
         progress: Callable[[str, int], None] | None = None,
     ) -> None:
         check_memory(memory_bytes)
-        self.reason, self._progress, self._memory_bytes = reason, progress, memory_bytes
+        self.reason, self._memory_bytes = reason, memory_bytes
+        self._progress = progress or (lambda _label, _count: None)
         joined = _running() if address == "auto" else address
         with contextlib.ExitStack() as cluster:
             cluster.enter_context(
@@ -142,7 +141,7 @@ class OnRay:
             self.workers = max(int(ray.cluster_resources().get("CPU", 1)), 1)  # type: ignore[no-untyped-call]
             self._cluster = cluster.pop_all()
         self._folder: Folder | None = None
-        self._task = ray.remote(max_retries=_MOST_RETRIES)(_call)
+        self._task = ray.remote(max_retries=_MOST_RETRIES)(_sent_task())
 
     def map(
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
@@ -150,30 +149,22 @@ class OnRay:
         """As :meth:`chopper.engines.Engine.map`."""
         import ray
 
-        results: dict[int, Any] = {}
-        running: dict[Any, int] = {}
-        waiting = enumerate(calls)
-        following, count, directory = 0, 0, str(Path.cwd())
+        directory = str(Path.cwd())
         # Where somebody stops asking, a few tasks go on until they end, or the cluster is left: who
         # cancels one whose result is on its way has Ray abort this process (ray 2.60).
-        while True:
-            while len(running) < 2 * self.workers + _READY and (call := next(waiting, None)):
-                packed, brought = _packed((function, call[1]))
-                task = self._task.remote(_version(), directory, self._memory_bytes, packed, brought)
-                running[task] = call[0]
-            if not running:
-                break
-            finished, _ = ray.wait([*running], num_returns=1)
-            for task in finished:
-                results[running.pop(task)] = self._done(task)
-                count += 1
-                if self._progress is not None:
-                    self._progress(label, count)
-            while following in results:
-                yield results.pop(following)
-                following += 1
+        return in_order(
+            calls,
+            lambda call: self._task.remote(
+                directory, self._memory_bytes, *_packed((function, call))
+            ),
+            lambda tasks: ray.wait(tasks, num_returns=1)[0],
+            self._result,
+            running={},
+            at_most=2 * self.workers + _READY,
+            tell=lambda count: self._progress(label, count),
+        )
 
-    def _done(self, task: Any) -> Any:
+    def _result(self, task: Any) -> Any:
         import ray
 
         try:
@@ -182,9 +173,8 @@ class OnRay:
             if isinstance(error.cause, _Failed):
                 of_task: Lost = error.cause.args[0]
                 return of_task
-            _check_nodes()  # what another chopper raises says less
-            if isinstance(error.cause, InputError):  # of a node that has left by now
-                raise error.cause from None
+            if isinstance(error.cause, ImportError) and error.cause.args[1:] == (_OTHER_NODE,):
+                raise InputError(f"--ray: {error.cause.args[0]}") from None
             raise error.as_instanceof_cause() from None  # type: ignore[no-untyped-call]
         except ray.exceptions.RayError as error:
             return Lost(
@@ -195,9 +185,6 @@ class OnRay:
         self._folder = self._folder or Folder()
         return _unpacked(packed, [written([data], self._folder.path) for data in left])
 
-    def rest(self) -> None:
-        """Do nothing: the cluster ends workers that are idle."""
-
     def close(self) -> None:
         """Leave the cluster; one that was started for this ends.
 
@@ -206,15 +193,39 @@ class OnRay:
         self._folder = None
         self._cluster.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+def _sent_task() -> Callable[..., _Packed]:
+    """Return what runs a task on a node. Ray sends it as code: chopper may be missing there."""
+    here, other_node = (__version__, platform.python_version()), _OTHER_NODE
+
+    def task(*arguments: Any) -> _Packed:
+        import platform
+        import socket
+
+        host = socket.gethostname()
+        try:
+            from chopper.version import __version__
+        except ImportError as exc:
+            message = (
+                f"node {host} of the cluster cannot import chopper ({exc}); install "
+                f"chopper-profiler {here[0]} there"
+            )
+            raise ImportError(message, other_node) from None
+        version = platform.python_version()
+        if (__version__, version) != here:
+            message = (
+                f"node {host} of the cluster has chopper {__version__} and Python {version}, here "
+                f"are {here[0]} and {here[1]}; install the same there"
+            )
+            raise ImportError(message, other_node)
+        from chopper.engines.on_ray import run_task
+
+        return run_task(*arguments)
+
+    return task
 
 
-def _call(
-    version: tuple[str, str],
+def run_task(
     directory: str,
     memory_bytes: int | None,
     packed: bytes,
@@ -223,7 +234,6 @@ def _call(
     """Run a task in a worker; return its result.
 
     Args:
-        version: of chopper and Python where the command runs.
         directory: current one of the command.
         memory_bytes: what the task may allocate; None for no limit.
         packed: the function with its arguments.
@@ -232,8 +242,6 @@ def _call(
     Raises:
         _Failed: the task is lost.
     """
-    if version != _version():
-        raise InputError("--ray: a node of the cluster has another chopper or Python than here")
     work_alone()
     with contextlib.suppress(OSError):  # paths are relative to where the user is
         os.chdir(directory)
@@ -272,52 +280,6 @@ def _own_text(file: Path) -> str:
         return os.read(opened, _ADDRESS_MOST_BYTES).decode()
     finally:
         os.close(opened)
-
-
-def _check_nodes() -> None:
-    """Ask each node for its chopper; refuse a cluster of which one does not have this one."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    # Without a core of its own: it does not wait for what else the cluster does.
-    task = ray.remote(num_cpus=0, max_retries=0)(_version)
-    asked = {
-        task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(): node["NodeManagerHostname"]
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    }
-    # A node that is silent may be busy: the task's own error is shown then.
-    answered, _ = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_S)
-    for reference in answered:
-        _check_node(reference, asked[reference])
-
-
-def _check_node(reference: Any, host: str) -> None:
-    """Refuse a cluster of which a node does not have this chopper."""
-    import ray
-
-    here = _version()
-    try:
-        theirs = ray.get(reference)
-    except ray.exceptions.RayTaskError as exc:
-        raise InputError(
-            f"--ray: node {host} of the cluster cannot import chopper ({_line(exc)}); install "
-            f"chopper-profiler {__version__} there"
-        ) from exc
-    except ray.exceptions.RayError:
-        return  # a node that has just left the cluster
-    if theirs != here:
-        raise InputError(
-            f"--ray: node {host} of the cluster has chopper {theirs[0]} and Python "
-            f"{theirs[1]}, here are {here[0]} and {here[1]}; install the same there"
-        )
-
-
-def _version() -> tuple[str, str]:
-    """Return the versions of chopper and Python of this process."""
-    return __version__, platform.python_version()
 
 
 def _line(error: BaseException) -> str:

@@ -1,23 +1,31 @@
-"""Tasks in several processes of this machine."""
+"""Tasks in several processes of this machine.
+
+As a program, this module is a worker: a new Python that does one task after another, as its parent
+sends them. Calls and answers are pickles behind their length, over stdin and stdout. It knows
+nothing of the parent's program, and ends when stdin does, which the parent's end closes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
+import queue
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, cast
 
-from chopper.engines import Lost, check_memory, worker
+from chopper.engines import Engine, Lost, check_memory, in_order, lost, portable
 from chopper.errors import ChopperError
-from chopper.fresh_python import own_python
+from chopper.fresh_python import leave_out_pandas, own_python
 from chopper.storage.results import Folder
 from chopper.wording import decimal_bytes
 
@@ -26,6 +34,8 @@ _ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NU
 """As many processes as cores: threads of each would be too many."""
 _LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Workers end when their parent does, and remove its files: these signals reach a whole group."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LENGTH_BYTES = 8
 
 
 class _Worker:
@@ -34,15 +44,14 @@ class _Worker:
     def __init__(self, folder: Path, memory_bytes: int | None) -> None:
         # Not where the program stands: a torch.py there would be imported.
         self._process = subprocess.Popen(
-            own_python("chopper.engines.worker"),
+            own_python("chopper.engines.processes"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **_ENVIRONMENT},
         )
         self._calls = cast("BinaryIO", self._process.stdin)
         self._answers = cast("BinaryIO", self._process.stdout)
-        self._first = [*sys.path], folder, memory_bytes
-        self._is_new = True
+        self._first: Any = ([*sys.path], folder, memory_bytes)
 
     def answer(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Have it do a task; return the result.
@@ -51,11 +60,11 @@ class _Worker:
             EOFError: it died.
         """
         try:
-            if self._is_new:
-                worker.send(self._calls, self._first)
-                self._is_new = False
-            worker.send(self._calls, (function, arguments))
-            result, error = pickle.loads(worker.received(self._answers))
+            if self._first is not None:
+                _send(self._calls, self._first)
+                self._first = None
+            _send(self._calls, (function, arguments))
+            result, error = pickle.loads(_received(self._answers))
         except BrokenPipeError as exc:
             raise EOFError from exc
         if error is not None:
@@ -74,14 +83,7 @@ class _Worker:
         return self._process.wait()
 
 
-@dataclass(frozen=True)
-class _Died:
-    """The exit code of the last process that a task was tried in."""
-
-    exit_code: int
-
-
-class Processes:
+class Processes(Engine):
     """The engine of several processes.
 
     They are new interpreters, which know nothing of the program that started them. A task whose
@@ -111,11 +113,13 @@ class Processes:
     ) -> None:
         check_memory(memory_bytes)
         self.workers, self.reason = workers_count, reason
-        self._memory_bytes, self._progress = memory_bytes, progress
+        self._memory_bytes = memory_bytes
+        self._progress = progress or (lambda _label, _count: None)
         self._parent_folder, self._folder = folder, cast("Folder | None", None)
         self._lock = threading.Lock()
         self._running: set[_Worker] = set()
         self._idle: list[_Worker] = []
+        self._turns, self._alone = threading.Semaphore(workers_count), threading.Lock()
 
     @property
     def folder(self) -> Path:
@@ -127,44 +131,19 @@ class Processes:
         self, function: Callable[..., Any], calls: Iterable[Sequence[Any]], *, label: str
     ) -> Iterator[Any]:
         """As :meth:`chopper.engines.Engine.map`."""
-        results: dict[int, Any] = {}
-        running: dict[Future[Any], tuple[int, Sequence[Any]]] = {}
-        alone: list[tuple[int, Sequence[Any]]] = []
-        waiting, following, count = enumerate(calls), 0, 0
+        running: dict[Any, int] = {}
         stopped, folder = threading.Event(), self.folder
         threads = ThreadPoolExecutor(self.workers, initializer=_leave_signals)
-
-        def submit(call: tuple[int, Sequence[Any]], attempts: int) -> None:
-            attempt = threads.submit(self._tried, function, call[1], folder, attempts, stopped)
-            running[attempt] = call
-
         try:
-            while True:
-                # Who dies alone dies of its own.
-                while (
-                    not alone and len(running) < 2 * self.workers and (call := next(waiting, None))
-                ):
-                    submit(call, _MOST_ATTEMPTS - 1)
-                last = alone.pop() if alone and not running else None
-                if last is not None:
-                    submit(last, 1)
-                if not running:
-                    return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    call, result = running.pop(future), future.result()
-                    if isinstance(result, _Died):
-                        if last is None:
-                            alone.append(call)
-                            continue
-                        result = Lost(self._reason_of_death(result), None)
-                    results[call[0]] = result
-                    count += 1
-                    if self._progress is not None:
-                        self._progress(label, count)
-                while following in results:
-                    yield results.pop(following)
-                    following += 1
+            yield from in_order(
+                calls,
+                lambda call: threads.submit(self._tried, function, call, folder, stopped),
+                lambda tasks: [*wait(tasks, return_when=FIRST_COMPLETED).done],
+                Future.result,
+                running=running,
+                at_most=2 * self.workers,
+                tell=lambda count: self._progress(label, count),
+            )
         finally:
             stopped.set()
             if running:
@@ -176,28 +155,42 @@ class Processes:
         function: Callable[..., Any],
         arguments: Sequence[Any],
         folder: Path,
-        attempts: int,
         stopped: threading.Event,
     ) -> Any:
-        """Have a worker do a task, up to so many times; return its result or how they died."""
+        """Have a worker do a task, several times if it dies; return the result."""
         code = 0
-        for _ in range(attempts):
-            with self._lock:
-                if stopped.is_set():
-                    break
-                own = self._idle.pop() if self._idle else self._started(folder)
-            try:
-                result = own.answer(function, arguments)
-            except EOFError:
-                code = own.exit_code()
-                self._running.discard(own)
-                continue
-            except BaseException:
+        for attempt in range(_MOST_ATTEMPTS):
+            # Who dies alone dies of its own.
+            with self._turn(alone=attempt == _MOST_ATTEMPTS - 1):
+                with self._lock:
+                    if stopped.is_set():
+                        break
+                    own = self._idle.pop() if self._idle else self._started(folder)
+                try:
+                    result = own.answer(function, arguments)
+                except EOFError:
+                    code = own.exit_code()
+                    self._running.discard(own)
+                    continue
+                except BaseException:
+                    self._idle.append(own)
+                    raise
                 self._idle.append(own)
-                raise
-            self._idle.append(own)
-            return result
-        return _Died(code)
+                return result
+        return Lost(self._reason_of_death(code), None)
+
+    @contextlib.contextmanager
+    def _turn(self, *, alone: bool) -> Iterator[None]:
+        """Wait until a task may run; alone, until no other one runs."""
+        count = self.workers if alone else 1
+        # Of two that each had some of the turns, none would get the rest.
+        with self._alone if alone else contextlib.nullcontext():
+            for _ in range(count):
+                self._turns.acquire()
+        try:
+            yield
+        finally:
+            self._turns.release(count)
 
     def _started(self, folder: Path) -> _Worker:
         try:
@@ -207,10 +200,10 @@ class Processes:
         self._running.add(own)
         return own
 
-    def _reason_of_death(self, died: _Died) -> str:
+    def _reason_of_death(self, exit_code: int) -> str:
         """Say how the process of a task died that was tried as often as may be."""
         signals = {-s.value: s.name for s in signal.Signals}
-        how = signals.get(died.exit_code, f"exit code {died.exit_code}")
+        how = signals.get(exit_code, f"exit code {exit_code}")
         remedy = "use fewer --workers"
         if self._memory_bytes is not None:
             remedy = f"raise --memory, which is {decimal_bytes(self._memory_bytes)}"
@@ -232,13 +225,114 @@ class Processes:
         self.rest()
         self._folder = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 def _leave_signals() -> None:
     """Block signals in this thread, for the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+
+
+def _send(file: BinaryIO, value: Any) -> None:
+    """Write a value and the length of its pickle before it."""
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    file.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+    file.write(data)
+    file.flush()
+
+
+def _received(file: BinaryIO) -> bytes:
+    """Read the pickle that :func:`_send` wrote.
+
+    Raises:
+        EOFError: the other process has ended.
+    """
+    head = file.read(_LENGTH_BYTES)
+    length = int.from_bytes(head, "little")
+    data = file.read(length)
+    if len(head) < _LENGTH_BYTES or len(data) < length:
+        raise EOFError
+    return data
+
+
+def _work() -> None:
+    """Do what the parent sends until it ends, and remove its files then."""
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as null:  # noqa: PTH123
+        os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)  # what a task prints is no answer
+    path, folder, memory_bytes = pickle.loads(_received(calls))
+    sys.path[:] = [*path, *(p for p in sys.path if p not in path)]
+    work_alone()
+    if memory_bytes is not None:
+        _limit(memory_bytes)
+    waiting = queue.SimpleQueue[bytes]()
+
+    def read() -> None:
+        try:
+            while True:
+                waiting.put(_received(calls))
+        except EOFError:
+            for _ in range(2):  # another worker may have been writing
+                shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        _send(answers, _answer(waiting.get(), memory_bytes))
+
+
+def _answer(call: bytes, memory_bytes: int | None) -> tuple[Any, Exception | None]:
+    """Run a task; return what it returned, and what it raised beside errors of the user's data."""
+    try:
+        function, arguments = pickle.loads(call)
+        return function(*arguments), None
+    except (ChopperError, MemoryError) as error:
+        return lost(portable(error), memory_bytes), None
+    except Exception as error:  # noqa: BLE001 - raised where it is answered
+        sent = portable(error)
+        sent.add_note(f"in a worker process:\n{''.join(traceback.format_exception(error))}")
+        return None, sent
+
+
+def work_alone() -> None:
+    """Prepare a process for the tasks of ranks, one after the other, on one core. Idempotent."""
+    import ctypes
+
+    import pyarrow as pa
+
+    leave_out_pandas()
+    pa.set_cpu_count(1)
+    # Arrow's own pool keeps what is freed, and reserves more than it uses.
+    pa.set_memory_pool(pa.system_memory_pool())
+    # Arrays of a rank come and go: what is freed is not returned to the system each time. Older
+    # versions of glibc refuse a threshold above 32 MiB, and would then map each array anew.
+    with contextlib.suppress(OSError, AttributeError):  # another libc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+def _limit(memory_bytes: int) -> tuple[int, int]:
+    """Limit what this process may allocate, further than the user has; return the limits before."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    least = min(n for n in (memory_bytes, *before) if n != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, before[1]))
+    return before
+
+
+@contextlib.contextmanager
+def limited(memory_bytes: int | None) -> Iterator[None]:
+    """Limit what is allocated in the block, beside what this process has; None for no limit."""
+    if memory_bytes is None:
+        yield
+        return
+    import psutil
+
+    before = _limit(psutil.Process().memory_info().data + memory_bytes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+if __name__ == "__main__":
+    _work()

@@ -15,9 +15,8 @@ from chopper import limits
 from chopper.addresses import without_secrets
 from chopper.collectors.formats.exported import unpack
 from chopper.collectors.formats.kineto import ParsedTrace
-from chopper.engines import Engine, Lost
+from chopper.engines import Engine, Lost, Serial
 from chopper.engines.choice import trace_bytes
-from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError
 from chopper.ingest import foreign_traces, logs
 from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots

@@ -15,8 +15,7 @@ from chopper.addresses import is_address, without_secrets
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.exported import encoded, unpack
 from chopper.collectors.formats.unpack import PACKED
-from chopper.engines import Engine
-from chopper.engines.serial import Serial
+from chopper.engines import Engine, Serial
 from chopper.errors import OutputError, reason_of
 from chopper.hardware.rank_device import Stated, with_devices
 from chopper.ingest.filed import write_stretches

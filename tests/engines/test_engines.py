@@ -14,10 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chopper.engines import Engine, Lost
+from chopper.engines import Engine, Lost, Serial
 from chopper.engines.choice import EngineOptions, engine_of, trace_bytes
 from chopper.engines.processes import Processes
-from chopper.engines.serial import Serial
 from chopper.errors import ChopperError, InputError, UsageError
 from tests.engines import tasks
 from tests.engines.tasks import done
@@ -67,7 +66,7 @@ def test_workers_are_other_processes_of_one_thread_that_know_nothing_of_the_prog
         seen = done(engine.map(tasks.where, [(n,) for n in range(8)], label=""))
     assert len(seen) == 8
     assert 1 <= len({pid for pid, _, _ in seen} - {os.getpid()}) <= 2
-    assert {(Path(main).name, single) for _, main, single in seen} == {("worker.py", True)}
+    assert {(Path(main).name, single) for _, main, single in seen} == {("processes.py", True)}
 
 
 @pytest.mark.parametrize("kind", [Serial, lambda: Processes(2)])
@@ -140,7 +139,7 @@ def test_memory_is_bounded_on_linux_alone(ray: str | None, monkeypatch: pytest.M
 
 def test_a_limit_of_memory_stays_below_the_user_s() -> None:
     program = (
-        "import resource as r; from chopper.engines.worker import limited\n"
+        "import resource as r; from chopper.engines.processes import limited\n"
         "r.setrlimit(r.RLIMIT_DATA, (3 << 30, 4 << 30))\n"
         "with limited(8 << 30): print(r.getrlimit(r.RLIMIT_DATA))\n"
         "print(r.getrlimit(r.RLIMIT_DATA))"

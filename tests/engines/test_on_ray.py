@@ -23,10 +23,9 @@ import pytest
 
 from benchmarks._ranks import write_ranks
 from chopper import pipeline, reports
-from chopper.engines import Engine, Lost, on_ray
+from chopper.engines import Engine, Lost, Serial, on_ray
 from chopper.engines.on_ray import OnRay
 from chopper.engines.ray_cluster import LoaderError
-from chopper.engines.serial import Serial
 from chopper.errors import InputError
 from chopper.storage.results import InFile
 from tests.command import run
@@ -158,11 +157,6 @@ def test_a_node_without_this_chopper_is_named(
         assert "\n" not in str(refused.value)
     finally:
         nodes.kill(other)
-
-
-def test_a_task_of_another_chopper_is_refused_before_it_is_read() -> None:
-    with pytest.raises(InputError, match="another chopper or Python than here"):
-        on_ray._call(("0.0.1", "3.11"), ".", None, b"no pickle", [])
 
 
 def test_a_node_fetches_what_lies_at_an_address_itself(

@@ -300,7 +300,7 @@ def test_an_interrupted_command_leaves_nothing_of_a_cluster(
             for process in program.family():
                 with contextlib.suppress(psutil.Error):
                     names += process.cmdline()[:1]
-            return any(name.startswith("ray::_call") for name in names)
+            return any(name.startswith("ray::task") for name in names)
 
         interrupted(place, [command, traces, *where, "--ray"], is_begun)
 

@@ -18,9 +18,8 @@ import pytest
 
 from chopper import reports
 from chopper.api import query
-from chopper.engines import Engine
+from chopper.engines import Engine, Serial
 from chopper.engines.processes import Processes
-from chopper.engines.serial import Serial
 from chopper.errors import InputError, OutputError
 from chopper.ingest import write_run
 from chopper.pipeline import attribute
