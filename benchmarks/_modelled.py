@@ -10,9 +10,9 @@ from pathlib import Path
 
 from chopper.analyzers.estimates.formulas import rule_of_thumb
 from chopper.analyzers.estimates.memory import memory
-from chopper.analyzers.estimates.network import ecmp
 from chopper.analyzers.estimates.training import Training
-from chopper.cli.estimates.limits import WALL_UTILIZATION_RATIO, limits
+from chopper.cli.estimates import limits
+from chopper.cli.estimates.network import ecmp
 from chopper.experiments.results import Headline
 from chopper.hardware.devices import named as named_device
 from chopper.hardware.prices import load
@@ -40,10 +40,10 @@ def modelled() -> Iterator[Headline]:
         configuration="flows hashed uniformly, the fullest uplink decides; 64 flows gain more, "
         "1 000 less",
     )
-    walls = limits()
+    walls = limits.estimate(limits.Options())
     yield Headline(
         system="Data-movement wall",
-        claim=f"size at which utilization falls below {WALL_UTILIZATION_RATIO:.2f}",
+        claim=f"size at which utilization falls below {limits.WALL_UTILIZATION_RATIO:.2f}",
         published="2e28 FLOP",
         primary="about 1e28 in the abstract of arXiv 2411.01137, 2e28 in its authors' blog",
         unit="e28 FLOP",

@@ -411,7 +411,7 @@ def _documents(folder: Path) -> None:
             ),
             place / "calibration.json",
         )
-    documents: dict[str, Callable[[], dict[str, Any]]] = {"config": _config, "topology": _topology}
+    documents: dict[str, Callable[[], dict[str, Any]]] = {"config": _config}
     for name, document in documents.items():
         (place / f"{name}.json").write_text(json.dumps(document()))
 
@@ -428,10 +428,3 @@ def _config() -> dict[str, Any]:
         "max_position_embeddings": 128,
         "tie_word_embeddings": False,
     }
-
-
-def _topology() -> dict[str, Any]:
-    from chopper.analyzers.estimates.network import Topology
-
-    plain: dict[str, Any] = msgspec.to_builtins(Topology())
-    return plain

@@ -134,15 +134,13 @@ def _document(case: Case, bases: Path, place: Path) -> Commands:
     match file.stem:
         case "config":
             return [["estimate", "memory", "--config", name, "--json"]]
-        case "topology":
-            return [["estimate", "network", "--topology", name, "--json"]]
     store = place.parent / "home" / "chopper"
     store.mkdir(parents=True)
     shutil.copy(file, store / "calibration.json")
     shutil.copytree(bases / "run" / "host", place / "run")
     return [
         ["analyze", "in/run", "--json"],
-        case.random("commands").choice((["doctor"], ["estimate", "network", "--calibrated"])),
+        case.random("commands").choice((["doctor"], ["doctor", "--json"])),
     ]
 
 

@@ -17,10 +17,9 @@ import pytest
 import chopper
 from chopper import pipeline
 from chopper.analyzers.estimates.memory import memory
-from chopper.analyzers.estimates.network import network
 from chopper.analyzers.estimates.training import Training
+from chopper.cli.estimates import limits, network
 from chopper.cli.estimates.cost import Throughput, cost
-from chopper.cli.estimates.limits import limits
 from chopper.cli.estimates.offload import Options, estimate
 from chopper.experiments.results import Experiment, Plan, VariantPlan
 from chopper.hardware import prices
@@ -103,8 +102,11 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
         "whatif": (chopper.whatif(replayable), ("replayed without changes", "launching call")),
         "experiment": (Experiment(Path("made"), plan, (), {}), ("Makes it", "made")),
         "memory": (memory(training), ("per rank at the peak", "Limit: ", "About the rule")),
-        "network": (network(flows_count=4), ("all_reduce of", "Interconnect")),
-        "limits": (limits((1e27,)), ("Utilization", "fewest devices")),
+        "network": (network.estimate(network.Options(flows_count=4)), ("all_reduce of", "uplinks")),
+        "limits": (
+            limits.estimate(limits.Options(flop=(1e27,))),
+            ("Utilization", "fewest devices"),
+        ),
         "cost": (spent, ("USD per million tokens", "Energy")),
         "offload": (estimate(Options(model="gpt2")), ("a step", "Activations: keep")),
     }

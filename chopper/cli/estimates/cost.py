@@ -13,13 +13,10 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
 from chopper.analyzers.compare.same_work import device_of
 from chopper.analyzers.estimates import Estimate, Option, assumed
-from chopper.analyzers.estimates.project import between_ns
 from chopper.cli import _options
 from chopper.cli._shared import attributed
-from chopper.cli.estimates.project import carried
 from chopper.errors import UsageError
 from chopper.hardware import devices, prices
 from chopper.hardware.devices import DevicePeaks
@@ -86,6 +83,7 @@ class Throughput(msgspec.Struct, kw_only=True, frozen=True):
     device: DevicePeaks | None = None
     power_w: float | None = None
     step_tokens_count: float | None = None
+    """Over all devices."""
 
 
 class Against(msgspec.Struct, kw_only=True, frozen=True):
@@ -115,7 +113,7 @@ class Cost(Estimate, kw_only=True, frozen=True):
     tokens_per_s_per_device: float
     throughput_source: str
     tokens_per_s_between: tuple[float, float] | None
-    """Range of the throughput: the middle half of the measured steps, or a projection's error."""
+    """Range of the throughput: the middle half of the measured steps, or a usual utilization."""
     per_million_tokens: float
     per_step: float | None
     step_s: float | None
@@ -142,26 +140,16 @@ def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
     return price_per_hour * 1e6 / (3600 * tokens_per_s)
 
 
-def projected_tokens_per_s(
-    parameters_count: float, flop_per_s: float, utilization_ratio: float
-) -> float:
-    """Return peak × utilization ÷ (6 × active parameters): tokens per second and device."""
-    if not 0 < utilization_ratio <= 1:
-        raise UsageError(f"utilization: found {utilization_ratio:g}, expected above 0, at most 1")
-    return flop_per_s * utilization_ratio / (6 * parameters_count)
-
-
 def estimate(options: Options) -> Cost:
     """Return money and energy at a throughput that is measured, given or projected."""
     options.exactly_one("run", "tokens_per_s", "model", missing="no throughput")
     if "utilization_ratio" in options.given and not options.model:
         raise UsageError("--utilization needs --model, whose throughput it projects")
     device = devices.named(options.device) if options.device else None
-    measured = _measured(options.run, device) if options.run else None
-    device = device or (measured.device if measured else None)
+    throughput = _measured(options.run, device) if options.run else _throughput(device, options)
+    device = device or throughput.device
     listed = prices.load(options.prices)
     price = Priced(value=options.price, source="given") if options.price is not None else None
-    throughput = measured or _throughput(device, options)
     power_w, power_source = throughput.power_w, "measured in the run"
     if options.power_w is not None:
         power_w, power_source = options.power_w, "given"
@@ -204,18 +192,7 @@ def cost(
     power_source: str | None = None,
     against: DevicePeaks | None = None,
 ) -> Cost:
-    """Return money, energy and time from a price, a throughput and a power.
-
-    Args:
-        throughput: of one device; its tokens of a step are over all devices.
-        prices: list with the prices of electricity and other devices, and the PUE.
-        price_per_hour: of one device.
-        device: that the price is of.
-        devices_count: number of devices that train together.
-        run_tokens_count: over all devices.
-        power_w: of one device, mean.
-        power_source: measured or from the board's limit, in words.
-        against: another device, which has a price in the list.
+    """Return money, energy and time from a price, a throughput and a power, each of one device.
 
     Raises:
         UsageError: a value outside its range, or no price of the other device.
@@ -264,18 +241,15 @@ def cost(
         pue_ratio=pue,
         against=None
         if against is None
-        else _against(rate, price_per_hour, device, against, _listed(prices, against, "")),
+        else _against(rate, price_per_hour, device, against, prices),
     )
 
 
 def _against(
-    tokens_per_s: float,
-    price: Priced,
-    device: DevicePeaks | None,
-    other: DevicePeaks,
-    other_price: Priced,
+    tokens_per_s: float, price: Priced, device: DevicePeaks | None, other: DevicePeaks, of: Prices
 ) -> Against:
     """Compare a second device with the first, at the same tokens per FLOP of peak."""
+    other_price = _listed(of, other, "")
     mine, theirs = device.flop_per_s("bf16") if device else None, other.flop_per_s("bf16")
     ratio = theirs / mine if mine and theirs else None
     return Against(
@@ -284,14 +258,13 @@ def _against(
         price_source=other_price.source,
         break_even_ratio=other_price.value / price.value,
         peak_ratio=ratio,
-        per_million_tokens_at_peak_ratio=None
-        if ratio is None
-        else per_million_tokens(other_price.value, tokens_per_s * ratio),
+        per_million_tokens_at_peak_ratio=ratio
+        and per_million_tokens(other_price.value, tokens_per_s * ratio),
     )
 
 
 def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
-    """Return the given throughput, or a model's projected one."""
+    """Return the given throughput, or a model's: peak × utilization ÷ (6 × active parameters)."""
     if options.tokens_per_s:
         return Throughput(tokens_per_s=options.tokens_per_s, source="given")
     if device is None:
@@ -301,9 +274,10 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
     if peak is None:
         raise UsageError(f"--device {device.label}: its 16-bit peak is unknown; use --tokens-per-s")
     utilization = options.utilization_ratio
+    if not 0 < utilization <= 1:
+        raise UsageError(f"utilization: found {utilization:g}, expected above 0, at most 1")
     rate, low, high = (
-        projected_tokens_per_s(model.active_count, peak, ratio)
-        for ratio in (utilization, *_USUAL_UTILIZATION)
+        peak * ratio / (6 * model.active_count) for ratio in (utilization, *_USUAL_UTILIZATION)
     )
     return Throughput(
         tokens_per_s=rate,
@@ -314,17 +288,25 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
 
 
 def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
-    """Return throughput, power and device of a run; projected where another device is priced."""
+    """Return throughput, power and device of a run; refuse to price it on another device."""
     attribution = attributed([source])
-    other = None if priced is None else _other_device(attribution, priced)
-    rate_by_rank = {
-        row["rank"]: row["tokens_per_s"]
+    for rank in attribution.ranks if priced is not None else ():
+        name = device_of(attribution, rank.rank)
+        known = devices.lookup(rank.device) if rank.device else None
+        # If device events name no device, the user says which one it was.
+        if priced is not None and name is not None and (known is None or known.id != priced.id):
+            raise UsageError(
+                f"--device {priced.label}: {source} was measured on {name}, whose tokens per "
+                f"second are not those of {priced.label}; give --tokens-per-s of that device or "
+                "project them with --model, or omit --device and give --price of what it ran on"
+            )
+    rates = [
+        row["tokens_per_s"]
         for row in view(attribution, "utilization").to_pylist()
         # A run of one rank has no rows but those of the whole.
         if (row["rank"] is not None or len(attribution.ranks) == 1)
         and row["tokens_per_s"] is not None
-    }
-    rates = list(rate_by_rank.values())
+    ]
     if not rates:
         raise UsageError(
             f"{source}: how many tokens it trained on is not recorded; give --tokens-per-s instead"
@@ -335,62 +317,24 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
         if row["scope"] == "run" and str(row["source"]).startswith("device") and row["power_mean_w"]
     ]
     rate = sum(rates) / len(rates)
-    if priced is not None and other is not None:
-        return _projected(attribution, source, priced, other, rate)
     names = {rank.device for rank in attribution.ranks if rank.device}
     steps = max((rank.steps for rank in attribution.ranks), default=0)
     # Tokens per second are by the time of steps without a trace, where there are some.
     step_time = attribution.step_time()
     time_ns = max(rank.observed_ns for rank in attribution.ranks) * step_time.scale
-    between, spread = None, step_time.untraced
+    middle_half, spread = None, step_time.untraced
     if spread is not None:
         quartiles_ns = spread.quartile_high_ns, spread.quartile_low_ns
         low, high = (rate * spread.value_ns / step_ns for step_ns in quartiles_ns)
-        between = low, high
+        middle_half = low, high
     return Throughput(
         tokens_per_s=rate,
         source=f"measured in {source}, mean of {fmt.plural(len(rates), 'rank')}",
-        between=between,
+        between=middle_half,
         devices_count=len(attribution.ranks),
         device=devices.lookup(names.pop()) if len(names) == 1 else None,
         power_w=sum(power_w) / len(power_w) if power_w else None,
         step_tokens_count=sum(rates) * time_ns / 1e9 / steps if steps else None,
-    )
-
-
-def _other_device(attribution: Attributed, priced: DevicePeaks) -> str | None:
-    """Return the device of a run if it is not known to be the priced one."""
-    for rank in attribution.ranks:
-        name = device_of(attribution, rank.rank)
-        known = devices.lookup(rank.device) if rank.device else None
-        # If device events name no device, the user says which one it was.
-        if name is not None and (known is None or known.id != priced.id):
-            return name
-    return None
-
-
-def _projected(
-    attribution: Attributed, source: str, priced: DevicePeaks, measured_on: str, rate: float
-) -> Throughput:
-    """Project a run onto the priced device, or refuse: a CPU's tokens per second price none."""
-    ranks = attribution.ranks
-    on_cpu = any(attribution.joined[rank.rank].host_only for rank in ranks)
-    if on_cpu or not all(rank.device and devices.lookup(rank.device) for rank in ranks):
-        raise UsageError(
-            f"--device {priced.label}: {source} was measured on {measured_on}, whose tokens per "
-            f"second are not those of {priced.label}; give --tokens-per-s of that device or "
-            "project them with --model, or omit --device and give --price of what it ran on"
-        )
-    projection = carried(attribution, source, priced)
-    assert projection.recorded_ns is not None
-    low, high = (
-        rate * projection.recorded_ns / time_ns for time_ns in between_ns(projection)[::-1]
-    )
-    return Throughput(
-        tokens_per_s=rate * projection.recorded_ns / projection.projected_ns,
-        source=f"projected from {measured_on}, {source}",
-        between=(low, high),
-        devices_count=len(ranks),
     )
 
 
@@ -403,12 +347,16 @@ def page(result: Cost) -> Page:
         between = f" ({_number(low)} – {_number(high)})"
     of_device = f" on {result.device}" if result.device else ""
     rate = f"{result.tokens_per_s_per_device:,.0f} tokens/s per device"
+    limit = f"the device, {result.price_per_device_hour:g} {result.currency} an hour"
+    energy = result.energy_cost_per_million_tokens
     return estimate_page(
         result,
         title="Cost of training",
         headline=f"{_money(result, result.per_million_tokens)} per million tokens"
         f"{between}{of_device}.",
-        limit=_limit(result),
+        limit=f"{limit}; its power is not known"
+        if energy is None
+        else f"{limit}; energy costs {fmt.ratio(energy / result.per_million_tokens)} as much",
         assumes=f"{rate}, {fmt.ellipsize(result.throughput_source, 67 - len(rate))}",
         remedy=_remedy(result),
         facts=(
@@ -417,32 +365,8 @@ def page(result: Cost) -> Page:
             f"{rate}: {result.throughput_source}",
             f"prices of {result.prices_date}",
         ),
-        sections=(
-            _costs(result),
-            _energy(result),
-            *((_comparison(result, result.against),) if result.against else ()),
-        ),
+        sections=_sections(result),
     )
-
-
-def _money(result: Cost, value: float | None) -> str:
-    if value is None:
-        return fmt.UNKNOWN
-    return f"{_number(value)} {result.currency}"
-
-
-def _number(value: float) -> str:
-    if not 1e-4 <= value < 1e12:
-        return f"{value:.3g}"
-    return f"{value:,.{4 if value < 0.1 else 3 if value < 10 else 0}f}"
-
-
-def _limit(result: Cost) -> str:
-    price = f"the device, {result.price_per_device_hour:g} {result.currency} an hour"
-    energy = result.energy_cost_per_million_tokens
-    if energy is None:
-        return f"{price}; its power is not known"
-    return f"{price}; energy costs {fmt.ratio(energy / result.per_million_tokens)} as much"
 
 
 def _remedy(result: Cost) -> str:
@@ -455,28 +379,33 @@ def _remedy(result: Cost) -> str:
     return f"{other.device} if more than {other.break_even_ratio:.2f}× as fast{peak}"
 
 
+def _money(result: Cost, value: float | None) -> str:
+    return fmt.UNKNOWN if value is None else f"{_number(value)} {result.currency}"
+
+
+def _number(value: float) -> str:
+    if not 1e-4 <= value < 1e12:
+        return f"{value:.3g}"
+    return f"{value:,.{4 if value < 0.1 else 3 if value < 10 else 0}f}"
+
+
 def _some(value: float | None, digits: str, unit: str) -> str:
     return f"{value:{digits}}{unit}" if value else fmt.UNKNOWN
 
 
-def _costs(result: Cost) -> Section:
-    step_ns = result.step_s * 1e9 if result.step_s else None
+def _sections(result: Cost) -> list[Section]:
     run = fmt.duration(None if result.run_s is None else result.run_s * 1e9)
     if result.run_s is not None and result.run_s >= 86400:
         run = f"{result.run_s / 86400:,.1f} days"
-    rows = [
+    costs = [
         ("per million tokens", _money(result, result.per_million_tokens)),
         ("per step", _money(result, result.per_step)),
         ("per run", _money(result, result.per_run)),
-        ("time of a step", fmt.duration(step_ns)),
+        ("time of a step", fmt.duration(result.step_s * 1e9 if result.step_s else None)),
         ("time of the run", run),
     ]
-    return values("Cost", rows)
-
-
-def _energy(result: Cost) -> Section:
     million_kwh = result.energy_per_million_tokens_kwh
-    rows = [
+    energy = [
         ("power of one device", _some(result.power_w, ".0f", " W")),
         ("energy per token", _some(result.energy_per_token_j, ".3g", " J")),
         ("energy per million tokens", _some(million_kwh, ".3g", " kWh")),
@@ -487,15 +416,14 @@ def _energy(result: Cost) -> Section:
         f"{result.electricity_per_kwh:g} {result.currency}/kWh, PUE {result.pue_ratio:g}; "
         f"power: {result.power_source or 'not known'}"
     )
-    return values("Energy, at the meter", rows, note)
-
-
-def _comparison(result: Cost, other: Against) -> Section:
-    at_peak = _money(result, other.per_million_tokens_at_peak_ratio)
-    rows = [
-        ("its price per hour", _money(result, other.price_per_device_hour)),
-        ("speedup needed for equal cost", _some(other.break_even_ratio, ".2f", "×")),
-        ("is faster by peak (bf16)", _some(other.peak_ratio, ".2f", "×")),
-        ("per million tokens, if its speedup equals the ratio of the peaks", at_peak),
-    ]
-    return values(f"Against {other.device}", rows, other.price_source)
+    sections = [values("Cost", costs), values("Energy, at the meter", energy, note)]
+    if (other := result.against) is not None:
+        at_peak = _money(result, other.per_million_tokens_at_peak_ratio)
+        rows = [
+            ("its price per hour", _money(result, other.price_per_device_hour)),
+            ("speedup needed for equal cost", _some(other.break_even_ratio, ".2f", "×")),
+            ("is faster by peak (bf16)", _some(other.peak_ratio, ".2f", "×")),
+            ("per million tokens, if its speedup equals the ratio of the peaks", at_peak),
+        ]
+        sections.append(values(f"Against {other.device}", rows, other.price_source))
+    return sections

@@ -9,7 +9,6 @@ time are kept. Utilization is C ÷ (devices × peak × time allowed).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -20,9 +19,10 @@ from chopper import wording as fmt
 from chopper.analyzers.estimates import Estimate, Option, OptionsOf, assumed
 from chopper.cli import _options
 from chopper.errors import UsageError
+from chopper.hardware.devices import named
 from chopper.quantities import between
 from chopper.reports.estimate import estimate_page, listing
-from chopper.reports.page import Column, Page, Section
+from chopper.reports.page import Page, Section
 
 DAY_S = 86400.0
 _TIME_ALLOWED_S = (60.0, 3.2e11)
@@ -44,17 +44,8 @@ _LEAST_UTILIZATION_RATIO = 0.01
 WALL_UTILIZATION_RATIO = 2 / 3
 """Utilization that defines the data-movement wall: the published 2e28 is a point on a slope."""
 
-PUBLISHED: dict[float, float | None] = {
-    5e27: 0.92,
-    1e28: 0.85,
-    1.5e28: 0.76,
-    2e28: 0.65,
-    5e28: 0.51,
-    1e31: 0.18,
-    2.5e31: 0.11,
-    3e31: None,
-}
-"""FLOP → utilization of the reference search; None is infeasible."""
+SIZES_FLOP = (5e27, 1e28, 1.5e28, 2e28, 5e28, 1e31, 2.5e31, 3e31)
+"""Those of the published table."""
 
 
 class Hardware(msgspec.Struct, kw_only=True, frozen=True):
@@ -90,7 +81,7 @@ class Options(_options.Options, kw_only=True, frozen=True):
     flop: Annotated[
         tuple[float, ...],
         Option("FLOP of a run, may be repeated.  [default: the published table]", metavar="C"),
-    ] = tuple(PUBLISHED)
+    ] = SIZES_FLOP
     time_s: Annotated[float, Option("Maximum duration of a run.")] = 90 * DAY_S
     device: Annotated[
         str | None,
@@ -101,35 +92,22 @@ class Options(_options.Options, kw_only=True, frozen=True):
     hardware: Annotated[dict[str, Any], OptionsOf(Hardware)] = msgspec.field(default_factory=dict)
 
 
-def estimate(options: Options) -> Limits:
-    """Return utilization by size, and both walls."""
-    for rate in ("flop_per_s", "memory_bytes_per_s", "node_link_bytes_per_s"):
-        options.contradict("device", rate)
-    of_device = _of_device(options.device) if options.device else {}
-    hardware = Hardware(**options.hardware, **of_device)
-    return limits(options.flop, hardware=hardware, time_allowed_s=options.time_s)
-
-
 def _of_device(name: str) -> dict[str, float]:
     """Return a device's peak, its memory's rate, and one direction of its links."""
-    from chopper.hardware.devices import named
-
     device = named(name)
+    link = device.link_bytes_per_s.value
     rates = {
-        "flop_per_s": device.flop_per_s("bf16") or device.flop_per_s("fp16"),
-        "memory_bytes_per_s": device.memory_bandwidth_bytes_per_s.value,
-        "node_link_bytes_per_s": device.link_bytes_per_s.value,
+        "peak for bf16": ("flop_per_s", device.flop_per_s("bf16") or device.flop_per_s("fp16")),
+        "memory bandwidth": ("memory_bytes_per_s", device.memory_bandwidth_bytes_per_s.value),
+        # Links are quoted as the sum of both directions.
+        "link rate": ("node_link_bytes_per_s", link and link / 2),
     }
-    known = {field: float(rate) for field, rate in rates.items() if rate is not None}
-    if len(known) < len(rates):
-        names = ("peak for bf16", "memory bandwidth", "link rate")
-        unknown = [n for n, rate in zip(names, rates.values(), strict=True) if rate is None]
+    if unknown := [what for what, (_, rate) in rates.items() if rate is None]:
         raise UsageError(
             f"--device {name}: {device.label} has no known {' and '.join(unknown)}; "
             "give --peak, --memory-bandwidth and --node-link instead"
         )
-    # Links are quoted as the sum of both directions.
-    return known | {"node_link_bytes_per_s": known["node_link_bytes_per_s"] / 2}
+    return {field: float(rate) for field, rate in rates.values() if rate is not None}
 
 
 class Point(msgspec.Struct, kw_only=True, frozen=True):
@@ -161,17 +139,6 @@ class Limits(Estimate, kw_only=True, frozen=True):
     """The largest size for which some layout finishes in time; null: all or none do."""
     latency_wall_flop: float
     """Closed form: steps × layers × latency of a layer fill the time allowed."""
-
-
-def latency_wall_flop(time_allowed_s: float = 90 * DAY_S) -> float:
-    """Return the size whose steps × layers × latency fill the time: (D/B)·L·t_ℓ = T, solved for C.
-
-    Batch and layers grow as the same power of N and cancel: N = T·B₀ ÷ (20·L₀·t_ℓ).
-    """
-    between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
-    latency_s = _TOKENS_PER_PARAMETER * _REFERENCE_LAYERS * _LAYER_LATENCY_S
-    parameters = time_allowed_s * _REFERENCE_BATCH_TOKENS / latency_s
-    return float(6 * _TOKENS_PER_PARAMETER * parameters**2)
 
 
 class Model(NamedTuple):
@@ -228,12 +195,10 @@ def step_times(
     return np.maximum(parts.max(0) * bubble, floor), parts
 
 
-def at_size(
-    flop: float, hardware: Hardware | None = None, time_allowed_s: float = 90 * DAY_S
-) -> Point:
+def at_size(flop: float, hardware: Hardware, time_allowed_s: float) -> Point:
     """Return the fewest devices that finish a run in time, and their utilization."""
     between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
-    model, hardware = model_of(flop), hardware or Hardware()
+    model = model_of(flop)
     n, layers, _, batch = model
     step_allowed_s = time_allowed_s * batch / (_TOKENS_PER_PARAMETER * n)
     powers = np.meshgrid(
@@ -269,15 +234,17 @@ def at_size(
     return Point(flop=flop, parameters_count=n)
 
 
-def limits(
-    sizes_flop: tuple[float, ...] = tuple(PUBLISHED),
-    *,
-    hardware: Hardware | None = None,
-    time_allowed_s: float = 90 * DAY_S,
-) -> Limits:
-    """Return the utilization of each size, and both walls, located by halving their logarithm."""
-    device = hardware or Hardware()
-    points = tuple(at_size(flop, device, time_allowed_s) for flop in sorted(sizes_flop))
+def estimate(options: Options) -> Limits:
+    """Return the utilization of each size, and both walls, located by halving their logarithm.
+
+    The latency wall is in closed form, (D/B)·L·t_ℓ = T solved for C: batch and layers grow as the
+    same power of N and cancel, N = T·B₀ ÷ (20·L₀·t_ℓ).
+    """
+    for rate in ("flop_per_s", "memory_bytes_per_s", "node_link_bytes_per_s"):
+        options.contradict("device", rate)
+    of_device = _of_device(options.device) if options.device else {}
+    hardware, time_allowed_s = Hardware(**options.hardware, **of_device), options.time_s
+    points = tuple(at_size(flop, hardware, time_allowed_s) for flop in sorted(options.flop))
 
     def wall(least_ratio: float) -> float | None:
         """Return the size up to which utilization is above a ratio."""
@@ -290,19 +257,21 @@ def limits(
                 low, high = before.flop, after.flop
                 while high / low > 1.01:
                     middle = float(np.sqrt(low * high))
-                    passed = not above(at_size(middle, device, time_allowed_s))
+                    passed = not above(at_size(middle, hardware, time_allowed_s))
                     low, high = (low, middle) if passed else (middle, high)
                 return low
         return None
 
+    latency_s = _TOKENS_PER_PARAMETER * _REFERENCE_LAYERS * _LAYER_LATENCY_S
+    parameters = time_allowed_s * _REFERENCE_BATCH_TOKENS / latency_s
     return Limits(
         assumptions=assumed("limits"),
-        hardware=device,
+        hardware=hardware,
         time_allowed_s=time_allowed_s,
         points=points,
         data_wall_flop=wall(WALL_UTILIZATION_RATIO),
         last_feasible_flop=wall(0),
-        latency_wall_flop=latency_wall_flop(time_allowed_s),
+        latency_wall_flop=6 * _TOKENS_PER_PARAMETER * parameters**2,
     )
 
 
@@ -347,33 +316,22 @@ def _data_wall(result: Limits) -> str:
 
 
 def _points(result: Limits, days: str) -> Section:
-    reference = result.hardware == Hardware() and result.time_allowed_s == 90 * DAY_S
-    published = reference and any(p.flop in PUBLISHED for p in result.points)
-    columns: dict[str | Column, Callable[[Point], str]] = {
-        "FLOP": lambda p: f"{p.flop:.1e}",
-        "parameters": lambda p: f"{p.parameters_count:.2e}",
-        "devices": lambda p: f"{p.devices_count:.2e}" if p.devices_count else "–",
-        "utilization": lambda p: _utilization(p.utilization_ratio),
-        **({"published": _published} if published else {}),
-        "dp": lambda p: f"{p.data_parallel_count:.0f}" if p.devices_count else "–",
-        "tp": lambda p: str(p.tensor_parallel_count or "–"),
-        "pp": lambda p: str(p.pipeline_parallel_count or "–"),
-        "microb.": lambda p: str(p.microbatches_count or "–"),
-        "bound by": lambda p: p.bound_by or "–",
-    }
     return listing(
         f"Runs of {days} days: the fewest devices, and their utilization",
         result.points,
-        columns,
-        note="dp, tp, pp: data, tensor and pipeline parallel. "
-        + ("Published: the reference search; – for sizes that it does not cover. " * published)
-        + "A run that does not finish in time is infeasible.",
+        {
+            "FLOP": lambda p: f"{p.flop:.1e}",
+            "parameters": lambda p: f"{p.parameters_count:.2e}",
+            "devices": lambda p: f"{p.devices_count:.2e}" if p.devices_count else "–",
+            "utilization": lambda p: (
+                f"{p.utilization_ratio:.2f}" if p.utilization_ratio else "infeasible"
+            ),
+            "dp": lambda p: f"{p.data_parallel_count:.0f}" if p.devices_count else "–",
+            "tp": lambda p: str(p.tensor_parallel_count or "–"),
+            "pp": lambda p: str(p.pipeline_parallel_count or "–"),
+            "microb.": lambda p: str(p.microbatches_count or "–"),
+            "bound by": lambda p: p.bound_by or "–",
+        },
+        note="dp, tp, pp: data, tensor and pipeline parallel. A run that does not finish in time "
+        "is infeasible.",
     )
-
-
-def _utilization(ratio: float | None) -> str:
-    return "infeasible" if ratio is None else f"{ratio:.2f}"
-
-
-def _published(point: Point) -> str:
-    return _utilization(PUBLISHED[point.flop]) if point.flop in PUBLISHED else "–"

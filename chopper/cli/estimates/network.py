@@ -1,30 +1,71 @@
-"""Collectives by size and algorithm, flows on uplinks, interconnects."""
+"""Collectives by size and algorithm, and flows on uplinks.
+
+α-β: a collective of S bytes takes base + steps × latency + bytes on the slowest link ÷ its rate
+(ring and tree as NCCL's Simple protocol). ECMP: flows are hashed onto uplinks, and the fullest one
+decides; E-ECMP hashes queue pairs instead, of which each flow has several (Gangidi et al., "RDMA
+over Ethernet for distributed AI training at Meta scale", SIGCOMM 2024).
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+import math
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.estimates import Option, OptionsOf
-from chopper.analyzers.estimates.network import (
-    HEADROOM_RATIO,
-    SIZES_BYTES,
-    Network,
-    Topology,
-    collective_time_s,
-    network,
-)
+from chopper.analyzers.estimates import Estimate, Option, OptionsOf, assumed
 from chopper.cli import _options
-from chopper.errors import JSON_ERRORS, InputError, UsageError
+from chopper.errors import UsageError
+from chopper.quantities import between, one_of, positive
 from chopper.reports.estimate import estimate_page, listing
-from chopper.reports.figures import lines
-from chopper.reports.page import Figure, Page, Section
-from chopper.storage.files import read_bytes
+from chopper.reports.page import Page, Section
 
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
+_MAX_RANKS, _MAX_UPLINKS, _MAX_PIECES = 10**7, 25_000, 10**9
+_SENT_AT_ONCE_COUNT = 64
+"""Peers of an all-to-all that NCCL serves at once: a batch of a channel holds 8 sends
+(NCCL_MAX_DEV_WORK_P2P_PER_BATCH) and peers go round the channels (ncclP2pChannelBaseForRound). Its
+logs have 8 to 16 such channels, 1 or 2 of them for each peer (issues 634 and 1189): 32 to 128, this
+is between."""
+_HEADROOM_RATIO = 1.2
+_DRAWS = 4000
 _SMALL_GAIN_RATIO = 1.05
+
+
+class Topology(msgspec.Struct, kw_only=True, frozen=True):
+    """Nodes with their ranks and links; rates are per rank and of one direction.
+
+    The defaults are HGX H100 with one 400 Gb/s port per GPU; latencies are NCCL's Simple ring's.
+    """
+
+    ranks_per_node_count: Annotated[int, Option("Ranks of one node.")] = 8
+    node_link_bytes_per_s: Annotated[
+        float, Option("Links of a rank in its node, one direction.")
+    ] = 450e9
+    node_latency_s: Annotated[
+        float, Option("Latency of one step within a node; 5.7us over PCIe.")
+    ] = 3.4e-6
+    network_link_bytes_per_s: Annotated[float, Option("Network per rank, one direction.")] = 50e9
+    network_latency_s: Annotated[float, Option("Latency of one step between nodes.")] = 9.6e-6
+    base_latency_s: float = 8.4e-6
+    """Of any collective."""
+    uplinks_count: Annotated[
+        int, Option("Uplinks of a switch, over which its hosts' flows are spread.")
+    ] = 16
+
+    def __post_init__(self) -> None:
+        """Raise UsageError, which names the field, for an impossible network."""
+        for suffix, least, most in (
+            ("_node_count", 1, _MAX_RANKS),
+            ("uplinks_count", 1, _MAX_UPLINKS),
+            ("_bytes_per_s", 1, 1e18),
+            ("_latency_s", 1e-12, 3600),
+        ):
+            for name in self.__struct_fields__:
+                if name.endswith(suffix):
+                    between(getattr(self, name), least, most, f"topology: {name}")
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -37,25 +78,14 @@ class Options(_options.Options, kw_only=True, frozen=True):
     Examples:
       chopper estimate network --ranks 1024 --size 1GiB
       chopper estimate network --flows 64 --uplinks 16
-      chopper estimate network --topology cluster.json --collective all_gather
+      chopper estimate network --collective all_gather --network-link 25GB/s
     """
 
     collective: Annotated[str, Option("Name of the collective, as in nccl-tests.")] = "all_reduce"
     ranks_count: Annotated[int, Option("Number of ranks that take part.")] = 16
     size_bytes: Annotated[
         tuple[int, ...], Option("Message size; may be repeated. [default: 1 KiB to 4 GiB]")
-    ] = SIZES_BYTES
-    file: Annotated[
-        Path | None,
-        Option(
-            "A described network, .json or .yaml; options below override its fields.",
-            "topology",
-            metavar="FILE",
-        ),
-    ] = None
-    calibrated: Annotated[
-        bool, Option("Links as chopper calibrate measured them on this machine.")
-    ] = False
+    ] = tuple(4**k for k in range(5, 17))
     topology: Annotated[dict[str, Any], OptionsOf(Topology)] = msgspec.field(default_factory=dict)
     flows_count: Annotated[int, Option("Number of flows on the uplinks.")] = 128
     queue_pairs_count: Annotated[
@@ -63,85 +93,179 @@ class Options(_options.Options, kw_only=True, frozen=True):
     ] = (1, 4, 16)
 
 
+class Timed(msgspec.Struct, kw_only=True, frozen=True):
+    """One collective of one size by one algorithm, with nccl-tests' algbw and busbw."""
+
+    size_bytes: int
+    algorithm: str
+    time_s: float
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+    fastest: bool
+
+
+class Spread(msgspec.Struct, kw_only=True, frozen=True):
+    """Load of the uplinks by hashing, mean over draws."""
+
+    flows_count: int
+    queue_pairs_count: int
+    uplinks_count: int
+    max_over_mean_ratio: float
+    """Load of the fullest uplink over the mean load."""
+    throughput_ratio: float
+    """Relative to even sharing: 1 ÷ max over mean."""
+    gain_ratio: float
+    """Throughput over that of plain ECMP (one queue pair), if the uplinks are the bottleneck."""
+    gain_with_headroom_ratio: float
+    """The same if the uplinks together have 20 % more bandwidth than the ports below them."""
+
+
+class Network(Estimate, kw_only=True, frozen=True):
+    """Times of a collective, and the spread of its flows."""
+
+    SCHEMA: ClassVar[str] = "chopper.estimate.network/3"
+
+    topology: Topology
+    collective: str
+    ranks_count: int
+    nodes_count: int
+    times: tuple[Timed, ...]
+    spreads: tuple[Spread, ...]
+
+
+def bus_factor(collective: str, ranks_count: int) -> float:
+    """Return nccl-tests' busbw ÷ algbw; algbw is S ÷ t with S the whole array for gathers too."""
+    if collective in ("broadcast", "reduce"):
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks_count - 1) / ranks_count
+
+
+def collective_times_s(
+    collective: str, size_bytes: float, ranks_count: int, topology: Topology
+) -> dict[str, float]:
+    """Return the time of one collective in seconds by each algorithm that it has.
+
+    Ring: base + steps × latency + S × bus factor ÷ slowest link (in a node, or all ports of a node
+    together); of the steps, those that cross nodes have the network's latency. An all-to-all has no
+    ring: each rank sends S ÷ n to each other one, to those of other nodes through its own port, and
+    to so many at once that their latencies are one. Tree (all-reduce, broadcast, reduce): double
+    binary, chains within nodes, 2 log₂(nodes) network steps, and 2S (else S) through each link.
+    Hierarchical (all-reduce): reduce-scatter in the node, ring all-reduce of S ÷ g between nodes,
+    all-gather.
+
+    Raises:
+        UsageError: an unknown name, sizes or ranks that make no sense.
+    """
+    name = one_of("collective", collective, COLLECTIVES)
+    positive(size_bytes, "size")
+    between(ranks_count, 2, _MAX_RANKS, "ranks")
+    n, per_node = ranks_count, topology.ranks_per_node_count
+    if n > per_node and n % per_node:
+        raise UsageError(
+            f"ranks: {n} do not fill nodes of {per_node}; give a multiple of {per_node}"
+        )
+    nodes = max(1, n // per_node)
+    group, crossing, both = n // nodes, nodes > 1, 2 if name == "all_reduce" else 1
+    near_s, far_s = topology.node_latency_s, topology.network_latency_s
+    near, far = topology.node_link_bytes_per_s, topology.network_link_bytes_per_s
+    base_s = topology.base_latency_s
+    if name == "all_to_all":
+        each_s = math.ceil((n - 1) / _SENT_AT_ONCE_COUNT) * (far_s if crossing else near_s)
+        inside, outside = (group - 1) / n * size_bytes / near, (n - group) / n * size_bytes / far
+        return {"ring": base_s + each_s + max(inside, outside)}
+    # As many rings (trees) as ranks in a node, each leaving through another one's port.
+    slowest = min(near if n > nodes else math.inf, far * group if crossing else math.inf)
+    apart = both * (nodes - 1)
+    latency_s = (both * (n - 1) - apart) * near_s + apart * far_s
+    times_s = {"ring": base_s + latency_s + size_bytes * bus_factor(name, n) / slowest}
+    if name in ("all_reduce", "broadcast", "reduce"):
+        latency_s = (group - 1) * near_s + math.ceil(math.log2(nodes)) * far_s
+        times_s["tree"] = base_s + both * latency_s + both * size_bytes / slowest
+    if name == "all_reduce":
+        inside_s = (group - 1) * near_s + size_bytes * (group - 1) / group / near
+        outside_s = 2 * (nodes - 1) * far_s + size_bytes / group * 2 * (nodes - 1) / nodes / far
+        times_s["hierarchical"] = base_s + 2 * inside_s + outside_s
+    return times_s
+
+
+def ecmp(
+    flows_count: int, uplinks_count: int, queue_pairs: tuple[int, ...] = (1, 4, 16)
+) -> tuple[Spread, ...]:
+    """Compare plain ECMP (one queue pair per flow) with E-ECMP (several).
+
+    Flows × queue pairs are hashed onto the uplinks, uniformly; the fullest one decides.
+
+    Raises:
+        UsageError: a count below 1, or more than can be drawn.
+    """
+    between(flows_count, 1, _MAX_PIECES, "flows")
+    between(min(queue_pairs), 1, _MAX_PIECES, "queue pairs")
+    if (pieces := flows_count * max(queue_pairs)) > _MAX_PIECES:
+        raise UsageError(
+            f"flows × queue pairs: {pieces:.3g} are more than can be drawn, at most "
+            f"{_MAX_PIECES:.0e}"
+        )
+    even = np.full(uplinks_count, 1 / uplinks_count)
+    fullest = {}  # queue pairs → max ÷ mean load of each draw, (draws,)
+    for n in {1, *queue_pairs}:
+        loads = np.random.default_rng(0).multinomial(flows_count * n, even, size=_DRAWS)
+        fullest[n] = loads.max(1) / (flows_count * n / uplinks_count)
+
+    def gain(count: int, headroom_ratio: float) -> float:
+        plain, spread_out = (np.maximum(fullest[n], headroom_ratio).mean() for n in (1, count))
+        return float(plain / spread_out)
+
+    return tuple(
+        Spread(
+            flows_count=flows_count,
+            queue_pairs_count=n,
+            uplinks_count=uplinks_count,
+            max_over_mean_ratio=float(fullest[n].mean()),
+            throughput_ratio=1 / float(fullest[n].mean()),
+            gain_ratio=gain(n, 1.0),
+            gain_with_headroom_ratio=gain(n, _HEADROOM_RATIO),
+        )
+        for n in queue_pairs
+    )
+
+
 def estimate(options: Options) -> Network:
-    """Return times of a collective, the spread of flows, and the interconnect table."""
-    options.contradict("file", "calibrated")
+    """Return times of a collective, and the spread of flows."""
     if max(options.size_bytes) > 2**60:
         raise UsageError("--size: found more than 1 EiB")
-    return network(
-        collective=options.collective,
-        ranks_count=options.ranks_count,
-        sizes_bytes=options.size_bytes,
-        topology=_topology(options),
-        flows_count=options.flows_count,
-        queue_pairs=options.queue_pairs_count,
-    )
-
-
-def _topology(options: Options) -> Topology:
-    described = Topology()
-    if options.file is not None:
-        described = read_topology(options.file)
-    elif options.calibrated:
-        described = calibrated_topology()
-    if not options.topology:
-        return described
-    source = f"{described.source}; given: {', '.join(options.topology)}"
-    return msgspec.structs.replace(described, **options.topology, source=source)
-
-
-def read_topology(file: Path) -> Topology:
-    """Read a network described in JSON or YAML, by the fields of Topology; numbers in SI units.
-
-    Raises:
-        InputError: it cannot be read, or a field is unknown or wrong.
-    """
-    data = read_bytes(file)
-    decode = (
-        msgspec.yaml.decode if file.suffix.lower() in (".yaml", ".yml") else msgspec.json.decode
-    )
-    try:
-        topology = decode(data, type=Topology)
-    except ImportError as exc:
-        raise InputError(f"{file}: YAML needs pyyaml; install it, or write JSON") from exc
-    except (*JSON_ERRORS, UsageError) as exc:
-        known = ", ".join(Topology.__struct_fields__)
-        raise InputError(f"{file}: {exc}; a network has the fields {known}") from exc
-    described = msgspec.structs.replace(topology, source=f"described in {file.name}")
-    return described if topology.source == Topology().source else topology
-
-
-def calibrated_topology() -> Topology:
-    """Return the links of this machine as measured; the network between nodes is the default.
-
-    Raises:
-        UsageError: nothing was measured here.
-    """
-    import socket
-
-    from chopper.hardware import calibration
-
-    here = socket.gethostname()
-    stored = (c for c in calibration.load_all() if c.hostname == here)
-    best = next((c for c in stored if c.link_bytes_per_s and c.link_ranks), None)
-    if best is None:
-        raise UsageError(
-            "--calibrated: no link was measured here; run: chopper calibrate --ranks 2"
-        )
-    return Topology(
-        ranks_per_node_count=best.link_ranks or 1,
-        node_link_bytes_per_s=best.link_bytes_per_s or 0.0,
-        node_latency_s=(best.roundtrip_ns or 3400) / 1e9,
-        source=f"{best.source}; network between nodes as by default",
+    topology, ranks = Topology(**options.topology), options.ranks_count
+    name = one_of("collective", options.collective, COLLECTIVES)
+    times = []
+    for size in options.size_bytes:
+        of_size = collective_times_s(name, size, ranks, topology)
+        times += [
+            Timed(
+                size_bytes=size,
+                algorithm=algorithm,
+                time_s=time_s,
+                algorithm_bytes_per_s=size / time_s,
+                bus_bytes_per_s=size / time_s * bus_factor(name, ranks),
+                fastest=algorithm == min(of_size, key=lambda a: of_size[a]),
+            )
+            for algorithm, time_s in of_size.items()
+        ]
+    return Network(
+        assumptions=assumed("network"),
+        topology=topology,
+        collective=name,
+        ranks_count=ranks,
+        nodes_count=max(1, ranks // topology.ranks_per_node_count),
+        times=tuple(times),
+        spreads=ecmp(options.flows_count, topology.uplinks_count, options.queue_pairs_count),
     )
 
 
 def page(result: Network) -> Page:
-    """Return the page: times by size and algorithm, uplinks, and the interconnect table."""
+    """Return the page: times by size and algorithm, and uplinks."""
     largest = max(t.size_bytes for t in result.times)
     best = next(t for t in result.times if t.size_bytes == largest and t.fastest)
-    of = result.collective, 1, result.ranks_count, result.topology, best.algorithm
-    latency_s = collective_time_s(*of)
+    of = result.collective, 1, result.ranks_count, result.topology
+    latency_s = collective_times_s(*of)[best.algorithm]
     by = "latency" if latency_s > best.time_s / 2 else "bandwidth"
     collided = ""
     plain_ratio = min((s.throughput_ratio / s.gain_ratio for s in result.spreads), default=1.0)
@@ -157,26 +281,25 @@ def page(result: Network) -> Page:
         f"{fmt.rate(best.bus_bytes_per_s)}",
         assumes=f"nothing else on the links{collided and '; the longer time: flows that collide'}",
         remedy=_remedy(result, by),
-        facts=(f"network: {result.topology.source}", *_against_published(result)),
-        figures=(_times_figure(result),),
-        sections=(_times(result), _uplinks(result), _interconnects(result)),
+        facts=(),
+        sections=_sections(result),
     )
 
 
 def _remedy(result: Network, by: str) -> str:
     if by == "latency":
         return "fewer, larger messages"
-    best = max(result.spreads, key=lambda s: s.gain_ratio, default=None)
-    if result.nodes_count == 1 or best is None or best.gain_ratio < _SMALL_GAIN_RATIO:
-        return "other algorithms with --details, another network with --topology"
+    best = max(result.spreads, key=lambda s: s.gain_ratio)
+    if result.nodes_count == 1 or best.gain_ratio < _SMALL_GAIN_RATIO:
+        return "other algorithms with --details, other links with --node-link and --network-link"
     return (
         f"{best.queue_pairs_count} queue pairs for each flow: {best.gain_ratio:.2f}× of plain ECMP "
         "where uplinks limit"
     )
 
 
-def _times(result: Network) -> Section:
-    return listing(
+def _sections(result: Network) -> tuple[Section, ...]:
+    times = listing(
         f"{result.collective} over {result.ranks_count} ranks, "
         f"{fmt.plural(result.nodes_count, 'node')}",
         result.times,
@@ -191,31 +314,7 @@ def _times(result: Network) -> Section:
         words=2,
         note="algbw = size ÷ time, busbw = algbw × bus factor, as nccl-tests define them",
     )
-
-
-def _times_figure(result: Network) -> Figure:
-    series = {
-        a: (
-            [float(t.size_bytes) for t in result.times if t.algorithm == a],
-            [t.time_s for t in result.times if t.algorithm == a],
-        )
-        for a in dict.fromkeys(t.algorithm for t in result.times)
-    }
-    sizes = sorted({t.size_bytes for t in result.times})
-    figure = lines(
-        series,
-        x="size",
-        y="time",
-        unit="s",
-        log_x=True,
-        log_y=True,
-        x_ticks={float(n): fmt.bytes_(n).replace(".00", "").replace(".0 ", " ") for n in sizes},
-    )
-    return Figure(name="collective", title=f"Time of {result.collective} by size", figure=figure)
-
-
-def _uplinks(result: Network) -> Section:
-    return listing(
+    uplinks = listing(
         "Flows hashed onto uplinks",
         result.spreads,
         {
@@ -223,44 +322,13 @@ def _uplinks(result: Network) -> Section:
             "queue pairs": "queue_pairs_count",
             "uplinks": "uplinks_count",
             "max ÷ mean": lambda s: f"{s.max_over_mean_ratio:.2f}",
-            "±": lambda s: f"{s.standard_error_ratio:.3f}",
-            "95th": lambda s: f"{s.p95_ratio:.2f}",
             "of even": "throughput_ratio",
             "gain": lambda s: f"{s.gain_ratio:.2f}×",
             "with room": lambda s: f"{s.gain_with_headroom_ratio:.2f}×",
         },
         words=0,
         note="one queue pair is plain ECMP; gain: throughput against it, if uplinks are the "
-        f"bottleneck; with room: if they have {fmt.percent(HEADROOM_RATIO - 1, '.0f')} more "
-        "bandwidth than the ports",
+        f"bottleneck; with room: if they have {fmt.percent(_HEADROOM_RATIO - 1, '.0f')} more "
+        "bandwidth than the ports; published of E-ECMP: up to 40 % on an AllReduce benchmark",
     )
-
-
-def _interconnects(result: Network) -> Section:
-    return listing(
-        "Interconnect table: 12 B parameters on two nodes of 8",
-        result.interconnects,
-        {
-            "interconnect": "name",
-            "per node": "node_bytes_per_s",
-            "communication": "communication_s",
-            "step": "step_s",
-            "published": lambda i: f"{i.published_s:g} s",
-        },
-        note="consistent with the published times, which do not state their assumptions; ours "
-        "are listed below",
-    )
-
-
-def _against_published(result: Network) -> tuple[str, ...]:
-    """Return the gain of the most queue pairs, with the published one."""
-    best = max(result.spreads, key=lambda s: s.queue_pairs_count)
-    if best.queue_pairs_count == 1:
-        return ()
-    return (
-        f"{best.queue_pairs_count} queue pairs instead of one gain "
-        f"{fmt.percent(best.gain_ratio - 1, '.0f')} if uplinks limit, "
-        f"{fmt.percent(best.gain_with_headroom_ratio - 1, '.0f')} with "
-        f"{fmt.percent(HEADROOM_RATIO - 1, '.0f')} of them to spare; published of E-ECMP: up to "
-        "40 % on an AllReduce benchmark",
-    )
+    return times, uplinks
