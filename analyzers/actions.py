@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import Sighting, declared, detector, function_of
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import Events, events_of
@@ -94,7 +94,7 @@ class Actions:
 class Material:
     """Material of detectors, by the names of their parameters; each is made once."""
 
-    def __init__(self, run: Attributed, replay: Replay) -> None:
+    def __init__(self, run: Attribution, replay: Replay) -> None:
         self.run = run
         self.links = replay.links
         """Rank → its joined events, of the ranks that the replay has."""
@@ -127,7 +127,7 @@ def sightings(name: str, material: Material) -> Iterator[Sighting]:
     yield from find(**{p: getattr(material, p) for p in inspect.signature(find).parameters})
 
 
-def actions(run: Attributed, replay: Replay) -> Actions:
+def actions(run: Attribution, replay: Replay) -> Actions:
     """Rank the actions by the share of the step time that they save.
 
     Of a saving that exceeds the time of the causes it removes, no more than that time counts: the
@@ -137,7 +137,7 @@ def actions(run: Attributed, replay: Replay) -> Actions:
     step alone shows it and no untraced step is as long, or if fewer than three steps were traced
     and a first iteration would show it too. A detector that fails takes nothing else with it.
     """
-    run = run.detailed
+    run = run.detail
     material = Material(run, replay)
     ranked: list[tuple[Action, str]] = []
     failed: dict[str, str] = {}
@@ -183,7 +183,7 @@ def _action(material: Material, replay: Replay, sighting: Sighting) -> tuple[Act
     return action, _doubt(material, sighting, action, steps)
 
 
-def _own_ns(run: Attributed, sighting: Sighting) -> float:
+def _own_ns(run: Attribution, sighting: Sighting) -> float:
     """Return the time per step of the causes that a pattern removes; infinite if it names none."""
     fixed = sighting.changes.fix if sighting.changes is not None else ()
     if not fixed:
@@ -271,7 +271,7 @@ def _goes_on(material: Material, sighting: Sighting) -> bool:
     return bool(later_ns >= _GOES_ON * (until_ns - begin_ns).sum() > 0)
 
 
-def _longest(run: Attributed, sighting: Sighting) -> tuple[int, int] | None:
+def _longest(run: Attribution, sighting: Sighting) -> tuple[int, int] | None:
     """Return rank and start of the longest device event that a pattern is about."""
     longest = (-1, 0, 0)
     for rank, rows in sighting.events.items():

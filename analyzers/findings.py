@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.attribute import RankResult
+from chopper.analyzers.causes.step_time import FIRST, StepTime
 from chopper.analyzers.events.held_memory import held_memory
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.samples import (
@@ -18,7 +19,6 @@ from chopper.analyzers.trace.samples import (
     working_tids,
 )
 from chopper.analyzers.views.memory_over_time import memory_growth
-from chopper.attribution import FIRST, StepTime
 from chopper.claims import finding
 from chopper.storage.manifest import Finding, RunManifest
 from chopper.storage.run import Run
@@ -63,9 +63,9 @@ def of_lost(rank: int, reason: str) -> Finding:
     return finding("run.rank_lost", rank=rank, reason=reason)
 
 
-def of_detail(run: Attributed) -> Iterator[Finding]:
+def of_detail(run: Attribution) -> Iterator[Finding]:
     """Say which ranks and steps were looked at closely, where these are not all."""
-    if run.detail is not None:
+    if run.part is not None:
         cover, option = run.covered()
         if option:
             count = len(run.detail.ranks)
@@ -233,9 +233,9 @@ def of_unnumbered(windows: pa.Table) -> Iterator[Finding]:
             yield finding("steps.unnumbered", rank=rank)
 
 
-def of_utilization(run: Attributed) -> Iterator[Finding]:
+def of_utilization(run: Attribution) -> Iterator[Finding]:
     """Ceilings that a rank's products exceed: its MFU and HFU are null."""
-    run = run.detailed
+    run = run.detail
     rows = view(run, "utilization").to_pylist() if run.ceilings else []
     for row in [r for r in rows if r["rank"] is not None] or rows:
         if row["reason"] and row["reason"].startswith("withheld"):
@@ -247,7 +247,7 @@ def of_utilization(run: Attributed) -> Iterator[Finding]:
             )
 
 
-def of_memory(run: Attributed) -> Iterator[Finding]:
+def of_memory(run: Attribution) -> Iterator[Finding]:
     """Allocations that failed, and memory that grows from step to step."""
     for held in held_memory(run.recording):
         # Without a trace the verdict says the rest.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import rows_of
 from chopper.analyzers.trace.backward import node_makers
 from chopper.analyzers.trace.columns import dictionary, ints
@@ -64,16 +64,16 @@ def schema_of(name: str) -> pa.Schema:
     return parquet.schema_of(name) if name in OF_RANK else parquet.plain(TABLES[name].arrow)
 
 
-def relation(run: Run | Attributed, name: str) -> pa.Table:
+def relation(run: Run | Attribution, name: str) -> pa.Table:
     """Return a table of a run by its name; those of the attribution need an attributed run."""
     if name == "ranks":
         return ranks_of((run if isinstance(run, Run) else run.recording).manifest)
     if name in RECORDED:
         recording = run if isinstance(run, Run) else run.recording
         return _of_ranks(name, {rank: recorded(recording, rank, name) for rank in recording.ranks})
-    assert isinstance(run, Attributed)
+    assert isinstance(run, Attribution)
     if name == "event_link":
-        return _of_ranks(name, run.detailed.whole.links)
+        return _of_ranks(name, run.detail.all_steps.links)
     return _ATTRIBUTED[name](run)
 
 
@@ -104,9 +104,9 @@ def _of_ranks(name: str, parts: dict[int, pa.Table]) -> pa.Table:
     return pa.concat_tables(numbered) if numbered else parquet.schema_of(name).empty_table()
 
 
-def _selection(run: Attributed) -> pa.Table:
+def _selection(run: Attribution) -> pa.Table:
     """Return all traced steps, and which of them the step time and the details are about."""
-    windows = run.whole.windows
+    windows = run.all_steps.windows
 
     def keys(table: pa.Table) -> list[np.ndarray]:
         return [ints(table, name) for name in ("rank", "start_ns")]
@@ -115,12 +115,12 @@ def _selection(run: Attributed) -> pa.Table:
         {
             **{name: windows[name] for name in ("rank", "step_index", "number")},
             "in_step_time": rows_of(keys(run.windows), keys(windows)) >= 0,
-            "in_detail": rows_of(keys(run.detailed.whole.windows), keys(windows)) >= 0,
+            "in_detail": rows_of(keys(run.detail.all_steps.windows), keys(windows)) >= 0,
         }
     )
 
 
-def _causes(run: Attributed) -> pa.Table:
+def _causes(run: Attribution) -> pa.Table:
     rows = run.causes()
     return TABLES["cause"].of_rows(
         [
@@ -141,11 +141,11 @@ def _causes(run: Attributed) -> pa.Table:
     )
 
 
-def _operator_modules(run: Attributed) -> pa.Table:
+def _operator_modules(run: Attribution) -> pa.Table:
     """Return the module of each host span that is in one. HOST_SPAN -> OPERATOR_MODULE."""
     table = TABLES["operator_module"]
     parts = []
-    for rank, joined in run.detailed.joined.items():
+    for rank, joined in run.detail.joined.items():
         host = HostSpans(joined.host_span)
         codes, paths = span_modules(host, node_makers(host))
         row = np.flatnonzero(codes >= 0)
@@ -154,21 +154,21 @@ def _operator_modules(run: Attributed) -> pa.Table:
     return table.joined(parts)
 
 
-def _unmeasured_factors(run: Attributed) -> pa.Table:
+def _unmeasured_factors(run: Attribution) -> pa.Table:
     return TABLES["unmeasured_factor"].of_rows(
         [
             {"rank": rank, "factor": name, "reason": reason}
-            for rank, factors in run.detailed.factors.items()
+            for rank, factors in run.detail.factors.items()
             for name, reason in factors.unmeasured.items()
         ]
     )
 
 
-_ATTRIBUTED: dict[str, Callable[[Attributed], pa.Table]] = {
-    "piece": lambda run: run.detailed.whole.pieces,
-    "gap": lambda run: run.detailed.whole.gaps,
-    "communication": lambda run: run.detailed.whole.communication,
-    "window": lambda run: run.whole.windows,
+_ATTRIBUTED: dict[str, Callable[[Attribution], pa.Table]] = {
+    "piece": lambda run: run.detail.all_steps.pieces,
+    "gap": lambda run: run.detail.all_steps.gaps,
+    "communication": lambda run: run.detail.all_steps.communication,
+    "window": lambda run: run.all_steps.windows,
     "selection": _selection,
     "cause": _causes,
     "operator_module": _operator_modules,

@@ -28,7 +28,7 @@ from tests.known_causes.synthetic import refusals, run_model
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.analyzers.replay.answers import WhatIf
     from tests.known_causes.injections.plan import Truth
     from tests.known_causes.model.plan import Plan
@@ -149,7 +149,7 @@ def _change(name: str, magnitude: str, without: Plan) -> tuple[dict[str, Any], P
 
 
 @lru_cache(maxsize=128)
-def _attributed(plan: Plan) -> Attributed:
+def _attributed(plan: Plan) -> Attribution:
     return run_model(plan)[1]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 from chopper import pipeline
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution as Result
 from chopper.analyzers.relations import schema_of
 from chopper.causes import LEVELS
 from chopper.engines.choice import engine_of
@@ -28,16 +28,16 @@ from chopper.tables.frames import Table
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from chopper.analyzers.attribution import Recoverable
     from chopper.analyzers.compare.result import Comparison
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.analyzers.replay.replay import Replay
-    from chopper.attribution import Recoverable
     from chopper.engines import Engine
     from chopper.hardware.rank_device import Stated
     from chopper.pipeline import Source
     from chopper.reports.verdict import Verdict
 
-    Runs: TypeAlias = "Run | Attribution | Recording | Attributed | Source"
+    Runs: TypeAlias = "Run | Attribution | Recording | Result | Source"
     """What a function takes as a run: a path is enough."""
 
 
@@ -103,7 +103,7 @@ class Attribution:
         source: the path or pattern that the run was read from.
     """
 
-    def __init__(self, run: Attributed) -> None:
+    def __init__(self, run: Result) -> None:
         self._run = run
         self.source: str = run.source
 
@@ -320,12 +320,12 @@ def recording_of(run: Runs) -> Recording | Source:
         return run._run.recording
     if isinstance(run, Recording):
         return run
-    return run.recording if isinstance(run, Attributed) else _source(run)
+    return run.recording if isinstance(run, Result) else _source(run)
 
 
-def attributed_of(run: Runs) -> Attributed:
+def attributed_of(run: Runs) -> Result:
     """Return the attribution behind a run, made where it is not there yet."""
-    if isinstance(run, Attributed):
+    if isinstance(run, Result):
         return run
     if isinstance(run, Attribution):
         return run._run
@@ -479,14 +479,14 @@ def query(run: Runs, sql: str, *, memory: str = "2GB") -> Table:
     from chopper.sql import Query
 
     _text("sql", sql, "FROM step")
-    is_attributed = isinstance(run, Attribution | Attributed) or (
+    is_attributed = isinstance(run, Attribution | Result) or (
         isinstance(run, Run) and "attribution" in vars(run)
     )
     source = attributed_of(run) if is_attributed else recording_of(run)
     with contextlib.ExitStack() as held:
 
         def engine() -> Engine:
-            assert not isinstance(source, Attributed)
+            assert not isinstance(source, Result)
             return held.enter_context(engine_of(pipeline.sizes_of(source)))
 
         limit = size_bytes(_text("memory", memory, "2GB") or "2GB", "memory")

@@ -28,10 +28,15 @@ import pyarrow as pa
 
 from chopper import ingest
 from chopper.analyzers import findings as found
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import (
+    Attribution,
+    RankSummary,
+    bases_of,
+    cause_rows_of,
+    groups_of,
+    with_times,
+)
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
-from chopper.analyzers.causes.bases import bases_of
-from chopper.analyzers.causes.detail_ranks import detail_ranks
 from chopper.analyzers.causes.step_time import RankSteps, step_time
 from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.match import (
@@ -46,9 +51,8 @@ from chopper.analyzers.trace.match import (
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.samples import of_rank, ranks_beside
 from chopper.analyzers.trace.tables import RankInput
-from chopper.analyzers.trace.totals import Totals, counted_on, merged, totals_of
+from chopper.analyzers.trace.totals import Totals, counted_on, detail_ranks, merged, totals_of
 from chopper.analyzers.trace.windows import Steps, common_steps, traced_steps
-from chopper.attribution import RankSummary, cause_rows_of, groups_of, with_times
 from chopper.claims import withheld
 from chopper.engines import Lost, Serial
 from chopper.engines.choice import engine_of
@@ -281,7 +285,7 @@ def attribute(
     *,
     device: Stated | None = None,
     begins_ns: Mapping[int, int] | None = None,
-) -> Attributed:
+) -> Attribution:
     """Join, match, attribute and aggregate all ranks of a recording.
 
     Args:
@@ -321,7 +325,7 @@ def _attributed(
     engine: Engine,
     ranks: Sequence[int] | None,
     begins_ns: Mapping[int, int] | None,
-) -> Attributed:
+) -> Attribution:
     """Run the stages of a recording; for the arguments, see :func:`attribute`."""
     stages = _Stages(recording, engine, begins_ns)
     in_stretches = any(map(recording.tables.stretches, recording.ranks))
@@ -354,24 +358,24 @@ def _of_steps(recording: Run, steps: Sequence[int]) -> Run:
     return recording.of_steps(steps)
 
 
-def closer(run: Attributed, ranks: Iterable[int]) -> Attributed:
+def closer(run: Attribution, ranks: Iterable[int]) -> Attribution:
     """Look closely at other ranks of an attributed run: return the attribution of these alone."""
-    stages, matched = _Stages(run.recording, Serial()), run.whole.matched
+    stages, matched = _Stages(run.recording, Serial()), run.all_steps.matched
     together = [part.clocks for part in stages.joined(ranks)]
     totals = stages.attributed([rank for one in together for rank in one], matched, closely=True)
     return stages.of_closely(totals, matched)
 
 
-def beside(a: Attributed, b: Attributed) -> tuple[Attributed, Attributed]:
+def beside(a: Attribution, b: Attribution) -> tuple[Attribution, Attribution]:
     """Return two runs of which the same ranks are looked at closely, as far as both have them.
 
     They are those of both where a run is too large to look at all of its ranks.
     """
     near = [{*run.joined} for run in (a, b)]
-    chosen = set().union(*(of for run, of in zip((a, b), near, strict=True) if run.detail))
-    chosen &= {rank.rank for rank in a.whole.ranks} & {rank.rank for rank in b.whole.ranks}
+    chosen = set().union(*(of for run, of in zip((a, b), near, strict=True) if run.part))
+    chosen &= {rank.rank for rank in a.all_steps.ranks} & {rank.rank for rank in b.all_steps.ranks}
     first, second = (
-        run if of == chosen or not chosen else replace(run, detail=closer(run, sorted(chosen)))
+        run if of == chosen or not chosen else replace(run, part=closer(run, sorted(chosen)))
         for run, of in zip((a, b), near, strict=True)
     )
     return first, second
@@ -520,7 +524,7 @@ class _Stages:
                 self.shares[rank] = self._whole(rank, parts)
         return totals
 
-    def of_closely(self, totals: Totals, matched: Mapping[int, Matched]) -> Attributed:
+    def of_closely(self, totals: Totals, matched: Mapping[int, Matched]) -> Attribution:
         """Aggregate the ranks that were looked at closely, as a run of their own."""
         shares = {rank: self._near_shares.get(rank) or self.shares[rank] for rank in self.closely}
         some = self._recording.of_ranks([*shares])
@@ -625,8 +629,8 @@ def aggregate(
     matched: dict[int, Matched],
     closely: Mapping[int, tuple[JoinedRank, RankResult]],
     lost: Sequence[Finding] = (),
-    detail: Attributed | None = None,
-) -> Attributed:
+    detail: Attribution | None = None,
+) -> Attribution:
     """Put the results of all ranks together: of the kind of steps that the step time is of.
 
     Args:
@@ -652,7 +656,7 @@ def aggregate(
     )
     claims = withheld(findings)
     by_step = {g.key: g.causes for g in groups_of(totals, "step")}
-    run = Attributed(
+    run = Attribution(
         source=recording.source,
         pieces=_stacked([r.piece for r in results.values()]),
         windows=windows,
@@ -673,17 +677,17 @@ def aggregate(
         matched=matched,
         work={rank: r.work for rank, r in results.items() if r.work is not None},
         factors={rank: r.factors for rank, r in results.items() if r.factors is not None},
-        detail=detail,
+        part=detail,
     ).of_kind()
     findings += [*found.of_steps(run.step_time(), findings), *found.of_unnumbered(windows)]
     findings += [*found.of_utilization(run), *found.of_detail(run), *found.of_memory(run)]
     findings = found.gathered(findings)
-    if run.all_kinds is not None:
-        run = replace(run, all_kinds=replace(run.all_kinds, findings=findings))
+    if run.superset is not None:
+        run = replace(run, superset=replace(run.superset, findings=findings))
     return replace(run, findings=findings)
 
 
-def whatif(run: Attributed, changes: Changes, replay: Replay | None = None) -> WhatIf:
+def whatif(run: Attribution, changes: Changes, replay: Replay | None = None) -> WhatIf:
     """Predict what a run would take with something changed.
 
     The replayed schedule is joined, matched and attributed like a recording.
@@ -720,7 +724,7 @@ def _answer(recording: Run, prediction: Prediction) -> WhatIf:
         if span is not None and span.device_begin_ns is not None
     }
 
-    def attributed(outcome: Prediction) -> Attributed:
+    def attributed(outcome: Prediction) -> Attribution:
         return attribute(_replayed(recording, outcome.tables()), begins_ns=begins_ns)
 
     replay = prediction.replay

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.relations import RECORDED, connection, on_host, relation, schema_of
 from chopper.analyzers.views import View, optional
 from chopper.engines import Serial
@@ -146,7 +146,7 @@ class Query:
 
     def __init__(
         self,
-        source: Run | Attributed | Source,
+        source: Run | Attribution | Source,
         sql: str,
         memory_bytes: int,
         *,
@@ -326,10 +326,10 @@ class Query:
     def _tables(self) -> Mapping[str, pa.Table | ds.Dataset]:
         """Return what the statement names, with its rows."""
         source, attributes = self._source, not _UNATTRIBUTED.issuperset(self.names)
-        directory = None if isinstance(source, Run | Attributed) else _directory(source)
+        directory = None if isinstance(source, Run | Attribution) else _directory(source)
         if directory is not None and not attributes and self._device is None:
             return self._scanned(directory)
-        if not isinstance(source, Attributed):
+        if not isinstance(source, Attribution):
             engine = self._engine()
             if not isinstance(source, Run):
                 source = pipeline.read(source, engine)
@@ -337,7 +337,7 @@ class Query:
                     source = with_devices(source, self._device)
             if attributes:
                 source = pipeline.attribute(source, engine)
-        if not isinstance(source, Attributed):
+        if not isinstance(source, Attribution):
             return {name: relation(source, name) for name in self.names}
         large = _large(source.recording)
         _check_rows(large, self.names, self._sql)
@@ -493,7 +493,7 @@ def _check_rows(large: Sequence[int], names: Sequence[str], sql: str) -> None:
         )
 
 
-def run_view(run: Attributed, view: View, path: str) -> tuple[View, pa.Table]:
+def run_view(run: Attribution, view: View, path: str) -> tuple[View, pa.Table]:
     """Run the view of a user's file; undeclared columns follow those that it declares.
 
     Raises:

@@ -24,7 +24,7 @@ from chopper.tables import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.analyzers.events.device import Events
 
 
@@ -99,18 +99,18 @@ def in_sections() -> list[View]:
     return sorted(VIEWS.values(), key=lambda view: SECTIONS.index(view.section))
 
 
-def view(run: Attributed, name: str) -> pa.Table:
+def view(run: Attribution, name: str) -> pa.Table:
     """Return one view of an attributed run; a `UsageError` says which there are."""
     return views(run, [name])[name]
 
 
-def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.Table]:
+def views(run: Attribution, names: Iterable[str], **shared: Any) -> dict[str, pa.Table]:
     """Return several views; values that several of them need are made once.
 
     ``shared`` are such values that are there already: ``replay``, ``events`` … Of a run that is
     too large, views are of the ranks that are looked at closely.
     """
-    values: dict[str, Any] = {"run": run.detailed, **shared}
+    values: dict[str, Any] = {"run": run.detail, **shared}
     tables = {}
     with contextlib.ExitStack() as held:
         for name in names:
@@ -119,7 +119,7 @@ def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.
             declared = VIEWS[name]
             if declared.sql:
                 if "database" not in values:
-                    values["database"] = held.enter_context(_Database(run.detailed, values))
+                    values["database"] = held.enter_context(_Database(run.detail, values))
                 tables[name] = typed(
                     values["database"].query(declared.sql), declared, f"{name}.sql"
                 )
@@ -130,10 +130,10 @@ def views(run: Attributed, names: Iterable[str], **shared: Any) -> dict[str, pa.
     return tables
 
 
-def relations(run: Attributed, names: Iterable[str]) -> dict[str, pa.Table]:
+def relations(run: Attribution, names: Iterable[str]) -> dict[str, pa.Table]:
     """Return views and tables of an attributed run by their names."""
     names = [*names]
-    with _Database(run, {"run": run.detailed}) as database:
+    with _Database(run, {"run": run.detail}) as database:
         tables = {name: database.table(name) for name in names if name not in VIEWS}
     return tables | views(run, [name for name in names if name in VIEWS])
 
@@ -141,7 +141,7 @@ def relations(run: Attributed, names: Iterable[str]) -> dict[str, pa.Table]:
 class _Database:
     """The tables of a run in one DuckDB connection, each registered when a query names it."""
 
-    def __init__(self, run: Attributed, values: dict[str, Any]) -> None:
+    def __init__(self, run: Attribution, values: dict[str, Any]) -> None:
         self._run = run
         self._values = values
         self._names: set[str] = set()

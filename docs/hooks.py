@@ -680,9 +680,15 @@ def example_attribution() -> dict[str, Any]:
     """A small attribution in the documented form."""
     import pyarrow as pa
 
+    from chopper.analyzers.attribution import (
+        Attribution,
+        Basis,
+        RankSummary,
+        Recoverable,
+        cause_rows_of,
+    )
     from chopper.analyzers.causes.step_time import step_time
     from chopper.analyzers.trace.totals import totals_of
-    from chopper.attribution import Attribution, Basis, RankSummary, Recoverable, cause_rows_of
     from chopper.reports.json import attribution_json
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
     from chopper.storage.run import Run
@@ -723,6 +729,7 @@ def example_attribution() -> dict[str, Any]:
     rows = cause_rows_of(totals, bases, claims)
     answer = Attribution(
         source=run.source,
+        recording=run,
         pieces=tables[0],
         windows=tables[1],
         totals=totals,
@@ -747,6 +754,10 @@ def example_attribution() -> dict[str, Any]:
         coverage={"launched": 1.0, "shapes": None},
         bases=bases,
         ceilings={},
+        joined={},
+        matched={},
+        work={},
+        factors={},
     )
     back = {row.id: Recoverable(None, reason="no device event was recorded") for row in rows}
     document: dict[str, Any] = attribution_json(answer, EXAMPLE_VERDICT, back, EXAMPLE_ACTIONS)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.reports.page import Format, Page
 
 FORMATS: tuple[str, ...] = ("html", "md", "json", "txt")
@@ -64,7 +64,7 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
     return out.encode("utf-8", "replace").decode("utf-8")
 
 
-def render(attribution: Attributed, format: str, said: list[str] | None = None) -> str:
+def render(attribution: Attribution, format: str, said: list[str] | None = None) -> str:
     """Return the report of a run as one string; formats are those of :func:`formatted`.
 
     Args:
@@ -89,7 +89,7 @@ def render(attribution: Attributed, format: str, said: list[str] | None = None) 
     return formatted(page, as_document, format)
 
 
-def document(attribution: Attributed) -> dict[str, Any]:
+def document(attribution: Attribution) -> dict[str, Any]:
     """Return the documented JSON form of a run's attribution."""
     from chopper.analyzers.actions import actions
     from chopper.analyzers.replay.replay import recoverable, replay_or_reason

@@ -10,7 +10,7 @@ from typing import Any
 
 from chopper import wording as fmt
 from chopper.analyzers.actions import Action, Actions
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import detector
 from chopper.analyzers.events.places import Where
 from chopper.causes import CAUSES
@@ -73,7 +73,7 @@ class Told:
 
 
 def tell(
-    run: Attributed, tried: Actions, unit: str, *, base: Actions | None = None
+    run: Attribution, tried: Actions, unit: str, *, base: Actions | None = None
 ) -> tuple[list[Told], list[str]]:
     """Put all actions into words, and say in sentences what was dropped and what could not be told.
 
@@ -147,7 +147,7 @@ def saving_unit(pace: float, unit: str) -> str:
     return unit if pace == 1 else unit.removeprefix("traced ")
 
 
-def _scaled(run: Attributed, action: Action, pace: float) -> str:
+def _scaled(run: Attribution, action: Action, pace: float) -> str:
     """Return the saving of an untraced step, where tracing made the traced ones much longer."""
     step = run.step_time()
     if pace < 1 or not step.is_slowed_by_tracing:

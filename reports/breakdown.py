@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from chopper import wording as fmt
+from chopper.analyzers.attribution import Group
 from chopper.analyzers.events.collectives import WAIT
-from chopper.attribution import Group
 from chopper.causes import CAUSES, LEAVES, PHASE_COLORS, Level
 from chopper.reports.labels import color, full_label
 from chopper.reports.page import Cell, Column, Table

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.events.clocked import Clocked, clocked_of
 from chopper.analyzers.events.device import events_of
@@ -155,7 +155,7 @@ def _rows_of(story: Story, level: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _reference_hz(run: Attributed, clocked: Clocked) -> float | None:
+def _reference_hz(run: Attribution, clocked: Clocked) -> float | None:
     events = clocked.events
     reference_hz = np.full(len(clocked.rows), np.nan)
     for rank, factors in run.factors.items():

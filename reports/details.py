@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from chopper import tables as declarations
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.views import View
 from chopper.reports.labels import full_label
 from chopper.reports.page import Column, Items, Page, Paragraph, Table
@@ -104,7 +104,7 @@ def _named(column: str, value: object) -> str:
     return f"{fmt.heading(column)} {text}" if isinstance(value, int) or column == "ranks" else text
 
 
-def tables(run: Attributed, views: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+def tables(run: Attribution, views: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
     """Return all views that have rows, in the order of their sections.
 
     A column of numbers is a list of values; a column of words is a list of codes into its

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.reports.page import BROWSER, Block, Cell, Column, Fact, Facts, Mark, Section, Table
 from chopper.storage.manifest import CollectorReport, RunManifest
 
@@ -32,7 +32,7 @@ _MAX_RANKS = 16
 """Ranks whose overhead is listed."""
 
 
-def section(run: Attributed) -> Section:
+def section(run: Attribution) -> Section:
     """Return the environment of a run, its collectors, and what recording it cost."""
     manifest = run.recording.manifest
     blocks: list[Block] = [Facts(facts=_facts(manifest))]
@@ -152,7 +152,7 @@ def _pair(low: int | None, high: int | None) -> str:
     return f"{fmt.duration(low)} / {fmt.duration(high)}"
 
 
-def _overhead(run: Attributed) -> Table:
+def _overhead(run: Attribution) -> Table:
     rows = []
     step = run.step_time()
     for part in run.recording.manifest.ranks[:_MAX_RANKS]:

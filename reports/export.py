@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.errors import OutputError, RunFormatError, UsageError, csv_text, reason_of
 from chopper.reports.perfetto import table_of, write_timeline
 from chopper.storage import parquet
@@ -21,7 +21,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 def export(
-    run: Attributed, kind: Kind, directory: str | Path, *, force: bool = False
+    run: Attribution, kind: Kind, directory: str | Path, *, force: bool = False
 ) -> list[Path]:
     """Write a run for other tools.
 
@@ -81,7 +81,7 @@ def check_directory(path: Path, *, force: bool) -> Path:
     return path
 
 
-def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
+def tables(run: Attribution) -> Iterator[tuple[str, pa.Table]]:
     """Return every table and view that has rows, by its path without extension.
 
     Those of a rank have the columns ``rank`` and ``row`` before theirs: the files of all ranks are
@@ -94,7 +94,7 @@ def tables(run: Attributed) -> Iterator[tuple[str, pa.Table]]:
     from chopper.tables import GROUPS
     from chopper.views import VIEWS, views
 
-    whole = run.whole
+    whole = run.all_steps
     yield "ranks", ranks_of(run.recording.manifest)
     for name in ("piece", "window", "gap", "communication", "selection", "cause"):
         yield name, relation(run, name)

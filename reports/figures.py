@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.causes import CAUSES, LEAVES
 from chopper.reports.labels import color, full_label
@@ -335,7 +335,7 @@ _UNITS = {
 }
 
 
-def telemetry(series: Sequence[Series], attribution: Attributed) -> Figure:
+def telemetry(series: Sequence[Series], attribution: Attribution) -> Figure:
     """Return all telemetry over the run, one panel per quantity, traced steps shaded."""
     panels: dict[str, list[Series]] = {}
     for one in series:
@@ -405,7 +405,7 @@ def _legend(panel: str, labels: list[str]) -> str:
     return "   ".join(words)
 
 
-def _step_shades(attribution: Attributed, zero_ns: int) -> list[Figure]:
+def _step_shades(attribution: Attribution, zero_ns: int) -> list[Figure]:
     """Return a band for each traced step of the rank that has most; alternate ones differ."""
     ranks = attribution.windows["rank"].to_numpy()
     if not len(ranks):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from chopper.attribution import Attribution, Recoverable
+from chopper.analyzers.attribution import Attribution, Recoverable
 from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES
 from chopper.reports import tables
@@ -47,7 +47,7 @@ def attribution_json(
         "observed_ns": answer.observed_ns,
         "ideal_ns": None if answer.withholds("compute.ideal") else answer.ideal_ns,
         "steps": answer.steps,
-        "all_kinds": _all_kinds(answer.whole),
+        "all_kinds": _all_kinds(answer.all_steps),
         "step_time": answer.step_time().to_dict(),
         "step_time_ns": answer.step_time_ns(),
         "ranks": [

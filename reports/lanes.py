@@ -25,7 +25,7 @@ from chopper.reports.pack import compact_json, deflate_text, pack
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.analyzers.replay.path import Lane
     from chopper.analyzers.trace.rank_join import JoinedRank
 
@@ -71,7 +71,7 @@ class Window:
 class RankColumns:
     """One rank's tables as numpy columns."""
 
-    def __init__(self, run: Attributed, trace: JoinedRank, rank: int) -> None:
+    def __init__(self, run: Attribution, trace: JoinedRank, rank: int) -> None:
         self.events = trace.device_event
         self.host_only = trace.host_only
         self.links = run.links[rank]

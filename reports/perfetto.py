@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.clock import ClockSeries
 from chopper.analyzers.events.cause_slices import cause_slices
 from chopper.analyzers.trace.columns import strings
@@ -61,13 +61,13 @@ Slice = tuple[str, int, int, Event]
 """Name, start, duration and arguments."""
 
 
-def without_original(run: Attributed) -> list[int]:
+def without_original(run: Attribution) -> list[int]:
     """Return the ranks whose events are taken from the tables, as their traces are gone."""
     with_original = {rank for ranks in _sources(run).values() for rank in ranks}
     return [rank for rank in run.recording.ranks if rank not in with_original]
 
 
-def note(run: Attributed) -> str:
+def note(run: Attribution) -> str:
     """Say of which ranks the events are taken from the tables; empty for none."""
     ranks = without_original(run)
     if not ranks:
@@ -78,7 +78,7 @@ def note(run: Attributed) -> str:
     )
 
 
-def write_timeline(run: Attributed, path: Path) -> None:
+def write_timeline(run: Attribution, path: Path) -> None:
     """Write the timeline of a run, with steps of all kinds, gzipped.
 
     Times are microseconds since ``baseTimeNanoseconds``, exact to the ns: that of the first
@@ -89,7 +89,7 @@ def write_timeline(run: Attributed, path: Path) -> None:
         InputError: an original trace cannot be read.
         OSError: the file cannot be written.
     """
-    run = run.whole
+    run = run.all_steps
     with gzip.open(path, "wb", compresslevel=3) as file:
         file.write(b"{")
         file.writelines(carried(run.recording))
@@ -128,7 +128,7 @@ class _Events:
             self._separator = b",\n"
 
 
-def _sources(run: Attributed) -> dict[Path, list[int]]:
+def _sources(run: Attribution) -> dict[Path, list[int]]:
     """Return the original traces in JSON that are there, each once, with its ranks."""
     ranks_by_file: dict[Path, list[int]] = {}
     same: dict[tuple[int, int], Path] = {}
@@ -228,7 +228,7 @@ def _distinct_id(text: msgspec.Raw, number: int) -> msgspec.Raw:
         return text
 
 
-def _earliest_ns(run: Attributed) -> int:
+def _earliest_ns(run: Attribution) -> int:
     starts = (
         int(start)
         for rank in run.recording.ranks
@@ -238,7 +238,7 @@ def _earliest_ns(run: Attributed) -> int:
     return min(starts, default=0)
 
 
-def table_of(run: Attributed, rank: int, name: str) -> pa.Table:
+def table_of(run: Attribution, rank: int, name: str) -> pa.Table:
     """Return a table of a rank as it was joined, else as it was recorded."""
     joined = getattr(run.joined.get(rank), name, None)
     return run.recording.table(rank, name) if joined is None else joined
@@ -290,12 +290,12 @@ class _Process:
         yield self.event("X", name, start_ns, track, cat=category, dur=dur, args=args)
 
 
-def _added(run: Attributed, base_ns: int, first_pid: int) -> Iterator[Event]:
+def _added(run: Attribution, base_ns: int, first_pid: int) -> Iterator[Event]:
     """Yield Chopper's tracks of each rank, and the tables of ranks without a trace.
 
     Of a run that is too large, causes are of the ranks and steps that are looked at closely.
     """
-    near = run.detailed.whole
+    near = run.detail.all_steps
     of_tables = {*without_original(run)}
     labels = {r.rank: r.label for r in run.ranks}
     series = [*collect(near.recording), *queues(near)]
@@ -316,13 +316,13 @@ def _added(run: Attributed, base_ns: int, first_pid: int) -> Iterator[Event]:
             yield from _of_tables(process, near if rank in near.joined else run, rank)
 
 
-def _steps(run: Attributed, rank: int) -> Iterator[Slice]:
+def _steps(run: Attribution, rank: int) -> Iterator[Slice]:
     for row in run.windows.filter(pc.field("rank") == rank).to_pylist():
         name = "whole trace" if row["number"] is None else f"step {row['number']}"
         yield name, row["start_ns"], row["end_ns"] - row["start_ns"], {}
 
 
-def _causes(run: Attributed, rank: int) -> Iterator[Slice]:
+def _causes(run: Attribution, rank: int) -> Iterator[Slice]:
     slices = cause_slices(run, rank)
     codes, causes = slices.cause.indices.to_pylist(), slices.cause.dictionary.to_pylist()
     names = [CAUSES[cause].label for cause in causes]
@@ -345,7 +345,7 @@ def _held(clock: ClockSeries) -> Iterator[Slice]:
 
 
 def _counters(
-    process: _Process, run: Attributed, rank: int, series: Sequence[Series]
+    process: _Process, run: Attribution, rank: int, series: Sequence[Series]
 ) -> Iterator[Event]:
     """Yield telemetry in the windows of a rank; that of the host is with its lowest rank."""
     windows = run.windows.filter(pc.field("rank") == rank)
@@ -367,7 +367,7 @@ def _counters(
 _DRIVER = ("SM clock, driver", "Memory clock, driver", "Board power, driver")
 
 
-def _of_tables(process: _Process, run: Attributed, rank: int) -> Iterator[Event]:
+def _of_tables(process: _Process, run: Attribution, rank: int) -> Iterator[Event]:
     """Yield the host spans, device events and launches that the tables hold."""
     spans = table_of(run, rank, "host_span")
     threads = table_of(run, rank, "thread").to_pylist()

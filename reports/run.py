@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from chopper import wording as fmt
 from chopper.analyzers.actions import Actions
 from chopper.analyzers.actions import actions as ranked
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution, CauseRow, Recoverable
+from chopper.analyzers.causes.step_time import FIRST, StepKind
 from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
 from chopper.analyzers.views.stragglers import own_times
-from chopper.attribution import FIRST, CauseRow, Recoverable, StepKind
 from chopper.causes import CAUSES, LEAVES, Level
 from chopper.reports import actions, breakdown
 from chopper.reports.actions import Told
@@ -82,7 +82,7 @@ _SCRIPTS = (
 )
 
 
-def page(run: Attributed, format: Format) -> Page:
+def page(run: Attribution, format: Format) -> Page:
     """Return the page of a run, with what a format can show and nothing else.
 
     Args:
@@ -95,7 +95,7 @@ def page(run: Attributed, format: Format) -> Page:
     return run.answer(f"page-{format}", lambda: _plain_page(run, format))
 
 
-def _plain_page(run: Attributed, format: Format) -> Page:
+def _plain_page(run: Attribution, format: Format) -> Page:
     story = Story(run)
     replay = replay_or_reason(run)
     conclusion = verdict(story, replay)
@@ -124,7 +124,7 @@ def _plain_page(run: Attributed, format: Format) -> Page:
     return _page(story, conclusion, sections, told=told)
 
 
-def notebook_page(run: Attributed) -> Page:
+def notebook_page(run: Attribution) -> Page:
     """Return the page of a run without what a browser's scripts make."""
     return page(run, "md")
 
@@ -143,7 +143,7 @@ def _saves(tried: Actions | None) -> bool:
     return any(action.saved_ratio >= _MUCH_RATIO for action in ranked_first)
 
 
-def grouped(run: Attributed, by: Level, *, top: int | None = None) -> Page:
+def grouped(run: Attribution, by: Level, *, top: int | None = None) -> Page:
     """Return the page of a run regrouped by a level, for a terminal.
 
     Args:
@@ -403,7 +403,7 @@ def _spread(story: Story) -> list[Section]:
     return [Section(title="", blocks=(Paragraph(line, "dim"),))]
 
 
-def _coverage(run: Attributed) -> list[Block]:
+def _coverage(run: Attribution) -> list[Block]:
     facts = [
         Fact(
             label=name.removesuffix("_ratio").replace("_", " ").replace(".", " ").capitalize(),
@@ -419,7 +419,7 @@ _LEAST_RANKS = 4
 """Fewer are told apart in the figure of steps."""
 
 
-def _browser_page(run: Attributed) -> Page:
+def _browser_page(run: Attribution) -> Page:
     """Return the page with its figures, tables, timeline and their data."""
     from chopper.reports import clocks, details, environment, figures, series, timeline
     from chopper.reports.pack import deflate_text
@@ -427,9 +427,9 @@ def _browser_page(run: Attributed) -> Page:
 
     # What is large and used once is made first, and gone before the views are.
     replay = replay_or_reason(run)
-    near = run.detailed
+    near = run.detail
     telemetry = [*series.collect(near.recording), *series.queues(near)]
-    lanes = timeline.build(near.whole, telemetry, replay=replay)
+    lanes = timeline.build(near.all_steps, telemetry, replay=replay)
     curves = figures.telemetry(telemetry, near) if telemetry else {}
     readings = [*clocks.readings(telemetry)]
     del telemetry
@@ -481,7 +481,7 @@ def _times(story: Story, replay: Replay | str) -> list[Section]:
     ]
 
 
-def _held(run: Attributed) -> Section:
+def _held(run: Attribution) -> Section:
     """Return the tables of a run of which no time was attributed."""
     items = [
         f"{VIEWS[name].title}: {fmt.plural(table.num_rows, 'row')} (`--view {name}`)"
@@ -622,7 +622,7 @@ def _telemetry(story: Story, figure: dict[str, Any]) -> Section:
     return Section(title="Telemetry", id="telemetry", intro=intro, blocks=(drawn,))
 
 
-def _quality(run: Attributed) -> Section:
+def _quality(run: Attribution) -> Section:
     blocks = _coverage(run)
     intro = "No finding limits the figures of this report."
     if run.findings:

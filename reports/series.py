@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.samples import per_device
 from chopper.analyzers.views.queue_depth import depths as depths_of
 from chopper.storage.run import Run
@@ -179,7 +179,7 @@ def with_gaps(series: Series) -> Series:
     )
 
 
-def queues(run: Attributed) -> list[Series]:
+def queues(run: Attribution) -> list[Series]:
     """Return the launches that wait or run, over all streams, of each of the first few ranks."""
     series = []
     for rank in list(run.joined)[:_QUEUE_RANKS]:

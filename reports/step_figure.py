@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.causes import LEAVES
 from chopper.errors import UsageError
@@ -34,7 +34,7 @@ class _Bars:
     text: list[str]
 
 
-def timeline(run: Attributed, rank: int | None = None, step: int | None = None) -> Figure:
+def timeline(run: Attribution, rank: int | None = None, step: int | None = None) -> Figure:
     """Return a step of a rank: a lane for each stream, coloured by cause, and one of idle time.
 
     Args:
@@ -45,7 +45,7 @@ def timeline(run: Attributed, rank: int | None = None, step: int | None = None) 
     Raises:
         UsageError: there is no such rank or step, or nothing was attributed.
     """
-    near = run.detailed
+    near = run.detail
     window, label = _window(near, rank, step)
     events, count = _events(near, window)
     gaps = _gaps(near, window)
@@ -93,7 +93,7 @@ def _order(cause: str | None) -> int:
     return len(LEAVES) if cause is None else LEAVES.index(cause)
 
 
-def _window(run: Attributed, rank: int | None, step: int | None) -> tuple[dict[str, int], str]:
+def _window(run: Attribution, rank: int | None, step: int | None) -> tuple[dict[str, int], str]:
     """Return the window to draw, and its title."""
     windows = run.windows
     known = sorted({*ints(windows, "rank").tolist()})
@@ -124,7 +124,7 @@ def _window(run: Attributed, rank: int | None, step: int | None) -> tuple[dict[s
     return chosen, f"Rank {rank}, {name}: {length}"
 
 
-def _events(run: Attributed, window: dict[str, int]) -> tuple[_Bars, int]:
+def _events(run: Attribution, window: dict[str, int]) -> tuple[_Bars, int]:
     """Return the device events of a window, at most :data:`MAX_EVENTS`, and how many there are."""
     rank = window["rank"]
     table, links = run.joined[rank].device_event, run.links[rank]
@@ -163,7 +163,7 @@ def _largest_cause(pieces: pa.Table, window: dict[str, int]) -> dict[int, str]:
     return {int(row[i]): names[codes[i]] for i in at.tolist()}
 
 
-def _gaps(run: Attributed, window: dict[str, int]) -> _Bars:
+def _gaps(run: Attribution, window: dict[str, int]) -> _Bars:
     """Return the idle time of a window, by cause."""
     gaps = run.gaps
     inside = (ints(gaps, "rank") == window["rank"]) & (

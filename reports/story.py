@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution, CauseRow, Group
+from chopper.analyzers.causes.step_time import SLOWED_RATIO, TRAINING, StepTime
 from chopper.analyzers.events.held_memory import HeldMemory, held_memory
 from chopper.analyzers.replay.pace import SLOWED
-from chopper.attribution import SLOWED_RATIO, TRAINING, CauseRow, Group, StepTime
 from chopper.causes import LEAVES, Level
 from chopper.hardware.ceilings import UNNAMED
 from chopper.reports.labels import full_label, sentence
@@ -64,7 +64,7 @@ class Story:
         ideal_per_window_ns: None when unknown, for ``ideal_reason``.
     """
 
-    def __init__(self, run: Attributed, tables: Mapping[str, pa.Table] | None = None) -> None:
+    def __init__(self, run: Attribution, tables: Mapping[str, pa.Table] | None = None) -> None:
         self.run = run
         self._by: dict[str, list[Group]] = {}
         self._tables = dict(tables or {})
@@ -187,7 +187,7 @@ def _mix(by_type: list[dict[str, Any]]) -> str:
     return ", ".join(f"{name} {fmt.ratio(share)}" for name, share in main.items())
 
 
-def withheld(run: Attributed) -> str:
+def withheld(run: Attribution) -> str:
     """Return the withheld claims in one line; empty when nothing is withheld."""
     titles = []
     for held in run.withheld:
@@ -227,14 +227,14 @@ def facts(story: Story) -> list[str]:
     return [text for text in texts if text]
 
 
-def _on_host(run: Attributed, rank: int) -> bool:
+def _on_host(run: Attribution, rank: int) -> bool:
     """Return whether a rank computed on the CPU: its device events are those of the host."""
     trace = run.joined.get(rank)
     devices = [] if trace is None else trace.device_event["device_id"]
     return len(devices) > 0 and bool(devices[0].as_py() < 0)
 
 
-def _why_no_ideal(run: Attributed) -> str:
+def _why_no_ideal(run: Attribution) -> str:
     for finding in run.findings:
         if any(claim.startswith(_IDEAL) or claim == "compute" for claim in finding.withholds):
             return finding.message

@@ -16,11 +16,10 @@ import pyarrow as pa
 
 from chopper.analyzers.actions import Actions
 from chopper.analyzers.actions import actions as actions_of
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution, Group, Recoverable
 from chopper.analyzers.causes.compute import apportion
 from chopper.analyzers.compare.runs import apportion as per_window
 from chopper.analyzers.replay.replay import Replay, recoverable
-from chopper.attribution import Attribution, Group, Recoverable
 from chopper.causes import CAUSES, CODES, LEVELS, Level
 from chopper.quantities import one_of
 from chopper.reports.actions import to_json as actions_json
@@ -245,7 +244,7 @@ def _windows(run: Attribution, level: Level, groups: Sequence[Group]) -> np.ndar
     return np.maximum([counts.get(g.key, whole) for g in groups], 1).astype(np.int64)
 
 
-def every(run: Attributed, replay: Replay | str) -> Iterator[pa.Table]:
+def every(run: Attribution, replay: Replay | str) -> Iterator[pa.Table]:
     """Yield all these tables of a run, each with its name in its metadata.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.replay import Replay, lanes_of
 from chopper.reports.lanes import MAX_DEPTH, MAX_THREADS, Kinds, Packer, RankColumns, Window
 from chopper.reports.pack import pack
@@ -46,7 +46,7 @@ class Timeline:
 
 
 def build(
-    run: Attributed,
+    run: Attribution,
     series: Iterable[Series] = (),
     *,
     replay: Replay | str = "it was not replayed",

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.causes.step_time import LONG
+from chopper.analyzers.attribution import Attribution, CauseRow
+from chopper.analyzers.causes.step_time import FIRST, LONG, StepKind, StepTime
 from chopper.analyzers.detectors.host import Initialization, initialization_of
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import events_of
@@ -24,7 +24,6 @@ from chopper.analyzers.events.places import Where, line_in_steps, links_of, plac
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views.stragglers import uneven
-from chopper.attribution import FIRST, CauseRow, StepKind, StepTime
 from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
 from chopper.reports.labels import sentence as as_sentence
@@ -374,7 +373,7 @@ def _of_ranks(step: _Step) -> tuple[str, float, str] | None:
     waited = next((r.share_ratio for r in run.leaves() if r.id == "communication.wait"), None)
     if (waited or 0.0) < _LEAST_WAIT_RATIO:
         return None
-    near = run.detailed
+    near = run.detail
     ranks = uneven(near, members_of(near), events_of(near))
     if ranks is None:
         return None
@@ -515,7 +514,7 @@ def _first_steps(kind: StepKind) -> str:
     return text
 
 
-def _damaged(run: Attributed, sentence: str) -> str:
+def _damaged(run: Attribution, sentence: str) -> str:
     """Prefix a sentence with the defect of the trace that it describes."""
     found = (checks()[f.code].damage for f in run.findings if f.code in checks())
     damages = [*dict.fromkeys(text for text in found if text)]
@@ -525,7 +524,7 @@ def _damaged(run: Attributed, sentence: str) -> str:
     return f"The trace {what}; what follows is of what was read. {sentence}"
 
 
-def _memory(run: Attributed) -> str:
+def _memory(run: Attribution) -> str:
     """Return what memory does that ends or will end the run; empty where it does nothing."""
     memory_findings = (
         f for f in run.findings if f.code in ("memory.out_of_memory", "memory.growth")

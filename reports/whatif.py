@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution, Recoverable
 from chopper.analyzers.replay.answers import WhatIf
 from chopper.analyzers.replay.changes import not_fixable
 from chopper.analyzers.replay.replay import Replay
-from chopper.attribution import Recoverable
 from chopper.causes import CAUSES
 from chopper.reports import actions
 from chopper.reports.labels import cause_cell, color, full_label
@@ -122,7 +121,7 @@ def _details(prediction: WhatIf) -> list[str]:
     return lines
 
 
-def _per_window(attribution: Attributed) -> dict[str, float]:
+def _per_window(attribution: Attribution) -> dict[str, float]:
     windows = max(int(attribution.windows.num_rows), 1)
     return {c.id: c.time_ns / windows for c in attribution.causes()}
 

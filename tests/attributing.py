@@ -1,4 +1,4 @@
-"""Attributed runs made by hand: tables of pieces and windows in the place of an analysis."""
+"""Attribution runs made by hand: tables of pieces and windows in the place of an analysis."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import (
+    Attribution,
+    Basis,
+    RankSummary,
+    Recoverable,
+    cause_rows_of,
+    groups_of,
+)
 from chopper.analyzers.causes.step_time import step_time
 from chopper.analyzers.replay.replay import recoverable, replay_or_reason
 from chopper.analyzers.trace.rank_join import join_rank
 from chopper.analyzers.trace.totals import totals_of
-from chopper.attribution import Basis, RankSummary, Recoverable, cause_rows_of, groups_of
 from chopper.claims import withheld
 from chopper.pipeline import rank_input, rank_steps
 from chopper.reports.story import Story
@@ -35,7 +41,7 @@ def assembled(
     bases: Mapping[str, Basis] | None = None,
     claims: bool = False,
     **made: Any,
-) -> Attributed:
+) -> Attribution:
     """Make an attribution of a run in memory; its step time and intervals follow from the tables.
 
     Args:
@@ -71,12 +77,12 @@ def assembled(
         "work": {},
         "factors": {},
     }
-    return Attributed(**{**values, **made})
+    return Attribution(**{**values, **made})
 
 
-def again(found: Attributed) -> Attributed:
+def again(found: Attribution) -> Attribution:
     """Make the attribution anew after tables of its recording were changed."""
-    found, run = found.whole, found.recording
+    found, run = found.all_steps, found.recording
     assert isinstance(run, Run)
     return assembled(
         run,
@@ -91,11 +97,11 @@ def again(found: Attributed) -> Attributed:
     )
 
 
-def recoverable_of(run: Attributed) -> dict[str, Recoverable]:
+def recoverable_of(run: Attribution) -> dict[str, Recoverable]:
     """Predict what removing each cause alone would save."""
     return recoverable(run, replay_or_reason(run))
 
 
-def verdict_of(run: Attributed) -> Verdict:
+def verdict_of(run: Attribution) -> Verdict:
     """Say what bounds a run."""
     return verdict(Story(run), replay_or_reason(run))

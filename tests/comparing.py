@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
-from chopper.attribution import RankSummary
+from chopper.analyzers.attribution import Attribution, RankSummary
 from chopper.causes import LEAVES
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
@@ -26,7 +25,7 @@ def attribution(
     ranks: int = 1,
     first: int = 0,
     name: str = "run",
-) -> Attributed:
+) -> Attribution:
     """Each rank spends ``times[cause][step]`` ns; all ranks do the same."""
     causes = list(times)
     assert set(causes) <= set(LEAVES)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.causes import CAUSES
 from chopper.claims import CLAIMS, withheld
 from chopper.reports import render
@@ -95,7 +95,7 @@ def test_reasons_and_ranks_of_a_withheld_claim():
     ]
 
 
-def attributed(trace: Trace, tmp_path: Path) -> Attributed:
+def attributed(trace: Trace, tmp_path: Path) -> Attribution:
     path = tmp_path / "trace.json"
     path.write_bytes(trace.encode())
     found = pipeline.attribute(path)

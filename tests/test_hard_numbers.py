@@ -14,7 +14,7 @@ import pytest
 import chopper
 import chopper.reports
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.pipeline import clocks_of, share_a_clock
 from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
 from chopper.storage.run import Run
@@ -25,7 +25,7 @@ US = 1_000
 MS = 1_000_000
 
 
-def attributed(directory: Path, *traces: Trace, **tables: str) -> Attributed:
+def attributed(directory: Path, *traces: Trace, **tables: str) -> Attribution:
     """Attribute traces, one file each, with tables beside them; closed whatever comes."""
     directory.mkdir(exist_ok=True)
     for i, trace in enumerate(traces):
@@ -41,17 +41,17 @@ def attributed(directory: Path, *traces: Trace, **tables: str) -> Attributed:
     return found
 
 
-def time_of(found: Attributed, cause: str) -> int:
+def time_of(found: Attribution, cause: str) -> int:
     return next((row.time_ns for row in found.causes() if row.id == cause), 0)
 
 
-def finding(found: Attributed, code: str) -> Any:
+def finding(found: Attribution, code: str) -> Any:
     matches = [f for f in found.findings if f.code == code]
     assert len(matches) == 1, [f.code for f in found.findings]
     return matches[0]
 
 
-def reasons(found: Attributed) -> dict[str, str]:
+def reasons(found: Attribution) -> dict[str, str]:
     return {held.id: held.reason for held in found.withheld}
 
 

@@ -13,8 +13,8 @@ import pytest
 import chopper
 from benchmarks._ranks import write_ranks
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
-from chopper.analyzers.causes.detail_ranks import detail_ranks
+from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.trace.totals import detail_ranks
 from chopper.engines import Serial, lost
 from chopper.engines.processes import Processes
 from chopper.errors import InputError, UsageError
@@ -38,8 +38,8 @@ def processes() -> Iterator[Processes]:
         yield engine
 
 
-def document(run: Attributed) -> str:
-    assert isinstance(run, Attributed)
+def document(run: Attribution) -> str:
+    assert isinstance(run, Attribution)
     return json.dumps(reports.document(run), sort_keys=True)
 
 
@@ -86,12 +86,10 @@ def test_causes_of_a_large_run_are_those_of_all_ranks(
     assert some.ranks == every.ranks
     assert some.by("kernel") == every.by("kernel")
     assert view(some, "outlier_ranks").equals(view(every, "outlier_ranks"))
-    assert [*some.joined] == [1, 3] == [rank.rank for rank in some.detailed.ranks]
+    assert [*some.joined] == [1, 3] == [rank.rank for rank in some.detail.ranks]
     [said] = [f for f in some.findings if f.code == "run.some_closely"]
     assert "2 of 5 ranks (1,3)" in said.message
-    assert sum(p for p in some.detailed.pieces["time_ns"].to_pylist()) == (
-        some.detailed.observed_ns
-    )
+    assert sum(p for p in some.detail.pieces["time_ns"].to_pylist()) == (some.detail.observed_ns)
 
 
 @pytest.mark.usefixtures("large")

@@ -12,10 +12,10 @@ import pytest
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.causes.step_time import Spread, StepTime
 from chopper.analyzers.compare.runs import compare
 from chopper.analyzers.replay.replay import Replay
-from chopper.attribution import Spread, StepTime
 from chopper.reports import comparison as comparison_report
 from chopper.reports import run as run_report
 from chopper.reports import to_text
@@ -97,7 +97,7 @@ def test_compare_sets_what_a_replay_predicted_beside_what_was_measured(tmp_path:
         assert "Predicted by" not in _text(comparison_report.page(compare(a, b)))
 
 
-def _tried(a: Attributed, b: Attributed) -> list[dict[str, Any]]:
+def _tried(a: Attribution, b: Attribution) -> list[dict[str, Any]]:
     tried: Any = comparison_report.to_json(compare(a, b), None)["actions"]
     return [*tried]
 
@@ -107,7 +107,7 @@ def _text(page: Page) -> str:
     return " ".join(to_text.render(page, width=100).split())
 
 
-def _slowed(run: Attributed, tracing_ratio: float) -> Attributed:
+def _slowed(run: Attribution, tracing_ratio: float) -> Attribution:
     """The run, with untraced steps that its traced ones are so much longer than."""
     traced = run.step.traced_mean_ns
     assert traced is not None
@@ -200,7 +200,7 @@ def test_a_rank_without_numbered_steps_is_left_out_of_every_step_time(tmp_path: 
     # It is named, and its nanoseconds are closed.
     left_out = [f for f in run.findings if f.code == "steps.unnumbered"]
     assert [f.rank for f in left_out] == [2]
-    whole = run.whole
+    whole = run.all_steps
     window = {w["rank"]: w for w in whole.windows.to_pylist()}[2]
     assert window["number"] is None
     alone = {rank.rank: rank for rank in whole.ranks}[2]

@@ -17,7 +17,7 @@ import pytest
 import chopper
 from benchmarks._ranks import write_ranks
 from chopper import limits, pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.collectors.formats.kineto import _sections, chunked, read_trace
 from chopper.errors import InputError, OutputError, UsageError
 from chopper.ingest import write_run
@@ -74,7 +74,7 @@ def all_large(rows: int = 3_000) -> Iterator[None]:
         yield
 
 
-def attributed(source: Path | list[Path], steps: list[int] | None = None) -> Attributed:
+def attributed(source: Path | list[Path], steps: list[int] | None = None) -> Attribution:
     """Attribute a run whose traces were cut."""
     with all_large():
         run = pipeline.read(source)
@@ -82,9 +82,9 @@ def attributed(source: Path | list[Path], steps: list[int] | None = None) -> Att
         return pipeline.attribute(run, steps=steps)
 
 
-def times(run: Attributed) -> dict[str, int]:
+def times(run: Attribution) -> dict[str, int]:
     """Time of each cause that does not compare kernels with others of the same trace."""
-    of = {row.id: row.time_ns for row in run.whole.leaves()}
+    of = {row.id: row.time_ns for row in run.all_steps.leaves()}
     compute = sum(time for name, time in of.items() if name.startswith(OF_COMPUTE))
     return {n: t for n, t in of.items() if not n.startswith(OF_COMPUTE)} | {OF_COMPUTE: compute}
 
@@ -112,7 +112,7 @@ def test_the_tables_of_all_stretches_are_those_of_the_file(ranks: Path, tmp_path
 def test_one_rank_is_attributed_alike(ranks: Path) -> None:
     file = ranks / "rank-0.json.gz"
     whole, cut = pipeline.attribute(file), attributed(file)
-    assert cut.whole.windows.equals(whole.whole.windows)
+    assert cut.all_steps.windows.equals(whole.all_steps.windows)
     assert cut.observed_ns == whole.observed_ns == sum(row.time_ns for row in cut.leaves())
     assert times(cut) == times(whole)
     added = {"run.some_closely", "compute.factors_exceed"}  # which compares kernels
@@ -124,15 +124,15 @@ def test_one_rank_is_attributed_alike(ranks: Path) -> None:
 def test_ranks_are_matched_over_all_their_stretches(ranks: Path) -> None:
     files = sorted(ranks.iterdir())
     whole, cut = pipeline.attribute(files), attributed(files)
-    assert cut.whole.windows.equals(whole.whole.windows)
+    assert cut.all_steps.windows.equals(whole.all_steps.windows)
     assert times(cut) == times(whole)
     assert cut.coverage["collectives_matched_ratio"] == 1
 
 
 def test_details_are_of_the_stretch_with_the_median_step(ranks: Path) -> None:
     run = attributed(ranks / "rank-0.json.gz")
-    assert run.detail is not None
-    numbers = run.detail.whole.windows["number"].to_pylist()
+    assert run.part is not None
+    numbers = run.detail.all_steps.windows["number"].to_pylist()
     assert 0 < len(numbers) < STEPS
     [said] = [f.message for f in run.findings if f.code == "run.some_closely"]
     assert f"{len(numbers)} of {STEPS} steps ({numbers[0]}-{numbers[-1]})" in said
@@ -147,7 +147,7 @@ def test_a_cause_of_other_steps_has_a_reason_for_no_saving(tmp_path: Path) -> No
     lines[first] = re.sub(rb'"kernel", "name": "[^"]*"', b'"gpu_memset", "name": "X"', lines[first])
     (tmp_path / "changed.json").write_bytes(b"\n".join(lines))
     run = attributed(tmp_path / "changed.json")
-    assert run.detail is not None
+    assert run.part is not None
     elsewhere = {row.id for row in run.causes()} - {row.id for row in run.detail.causes()}
     assert "copy.memset" in elsewhere
     saving = recoverable_of(run)
@@ -160,10 +160,10 @@ def test_a_cause_of_other_steps_has_a_reason_for_no_saving(tmp_path: Path) -> No
 def test_a_stretch_is_replayed_as_it_was(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1, STEPS * 729)  # whose device is several steps behind the host
     run = attributed(tmp_path / "rank-0.json.gz")
-    assert run.detail is not None
+    assert run.part is not None
     found = chopper.whatif(run, fix="communication")
     assert found.predicted_step_ns == found.observed_step_ns
-    assert found.attribution.whole.windows.equals(run.detail.whole.windows)
+    assert found.attribution.all_steps.windows.equals(run.detail.all_steps.windows)
 
 
 def test_sql_joins_no_rows_of_a_stretch_with_rows_of_the_whole(ranks: Path) -> None:
@@ -193,10 +193,10 @@ def test_steps_choose_what_is_attributed(ranks: Path, tmp_path: Path) -> None:
     file = ranks / "rank-0.json.gz"
     both = [pipeline.attribute(file, steps=[4, 5]), attributed(file, steps=[4, 5])]
     for run in both:
-        assert run.whole.windows["number"].to_pylist() == [4, 5]
-    whole, cut = (run.whole.windows for run in both)
+        assert run.all_steps.windows["number"].to_pylist() == [4, 5]
+    whole, cut = (run.all_steps.windows for run in both)
     assert cut.equals(whole)
-    of_all = pipeline.attribute(file).whole.windows.slice(4)
+    of_all = pipeline.attribute(file).all_steps.windows.slice(4)
     assert cut["start_ns"].to_pylist() == of_all["start_ns"].to_pylist()
     with pytest.raises(UsageError, match=r"no step 7,9 was traced: it has 0-5"):
         pipeline.attribute(file, steps=[9, 7])
@@ -213,8 +213,8 @@ def test_a_recorded_run_is_read_in_stretches(ranks: Path, tmp_path: Path) -> Non
     (folder / "manifest.json").write_bytes(msgspec.json.encode(part))
     (tmp_path / "run" / "manifest.json").write_bytes(msgspec.json.encode(run))
     whole, cut = pipeline.attribute(tmp_path / "run"), attributed(tmp_path / "run")
-    assert whole.whole.windows.num_rows == STEPS
-    assert cut.whole.windows.equals(whole.whole.windows)
+    assert whole.all_steps.windows.num_rows == STEPS
+    assert cut.all_steps.windows.equals(whole.all_steps.windows)
     assert times(cut) == times(whole)
 
 
@@ -373,7 +373,7 @@ def test_what_was_imported_of_a_host_alone_is_read_in_stretches(
         write_run([file], tmp_path / "run")
     assert not (tmp_path / "run" / "rank-00000" / "device_event.parquet").exists()
     run = attributed(tmp_path / "run")
-    assert run.whole.windows.equals(whole.whole.windows)
+    assert run.all_steps.windows.equals(whole.all_steps.windows)
     assert run.coverage == whole.coverage
 
 
@@ -382,9 +382,9 @@ def test_what_was_imported_is_attributed_as_its_trace(
 ) -> None:
     files = sorted(ranks.iterdir())
     whole, cut, run = pipeline.attribute(files), attributed(files), attributed(imported[1])
-    assert run.whole.windows.equals(whole.whole.windows)
+    assert run.all_steps.windows.equals(whole.all_steps.windows)
     assert times(run) == times(whole)
-    leaves = {row.id: row.time_ns for row in cut.whole.leaves()}
-    assert {row.id: row.time_ns for row in run.whole.leaves()} == leaves
+    leaves = {row.id: row.time_ns for row in cut.all_steps.leaves()}
+    assert {row.id: row.time_ns for row in run.all_steps.leaves()} == leaves
     assert {f.code for f in run.findings} == {f.code for f in cut.findings}
     assert run.coverage == cut.coverage

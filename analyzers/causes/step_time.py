@@ -17,17 +17,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.causes.core_wait import wait_of_steps
 from chopper.analyzers.trace.columns import first_with, ints
 from chopper.analyzers.trace.intervals import innermost, union
-from chopper.attribution import FIRST, TRAINING, Outside, Spread, StepKind, StepTime
 from chopper.statistics import MIN_STEPS, excess
 
+TRAINING = "training"
+FIRST = "first steps"
 LONG = "long steps"
+SLOWED_RATIO = 0.1
+_SLOW_NEARBY = 1.3
 _OPTIMIZER = "optimizer "
 """Column ``source`` of table ``step``, where another number than 1 follows."""
 _LEAST_OVERLAP = 0.01
@@ -45,6 +50,182 @@ _WARM_UP_RATIO = 1.2
 _WARM_UP_DEVIATIONS = 5 * 1.4826
 """Median absolute deviations to standard deviations of normal noise, five of them."""
 _LEAST_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Times of several steps.
+
+    Attributes:
+        quartile_low_ns, quartile_high_ns: half of the steps lie between.
+        lengths_ns: each of them, in the order of their numbers.
+        statistic: which of the two is the step time. The median, which hiccups do not move; the
+            mean where it is a fifth longer: steps that come in flights (a batch from each loader's
+            worker, then a wait) have a median that no throughput belongs to. Steps that waited for
+            a core, which other programs took, make no flights.
+    """
+
+    median_ns: int
+    mean_ns: int
+    quartile_low_ns: int
+    quartile_high_ns: int
+    steps_count: int
+    lengths_ns: tuple[int, ...]
+    statistic: Literal["median", "mean"]
+
+    @property
+    def value_ns(self) -> int:
+        """The step time."""
+        return self.mean_ns if self.statistic == "mean" else self.median_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """Steps in which the same phases ran.
+
+    Attributes:
+        name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
+        steps, traced_steps: their numbers, and of those that the attribution has windows of.
+        untraced: times of those that ran without a trace; None when there are none.
+        traced_mean_ns: mean window of the traced ones; None when there are none.
+        time_ns: all of them together, mean over ranks.
+        share_ratio: of the time of all recorded steps.
+        causes_ns: leaf cause → time in the windows of the traced ones, summed over ranks.
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    traced_steps: tuple[int, ...]
+    untraced: Spread | None
+    traced_mean_ns: int | None
+    time_ns: int
+    share_ratio: float
+    causes_ns: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Time of a recording that belongs to no step, mean over ranks.
+
+    Attributes:
+        after_ns: after the last step, without what chopper took to end the recording.
+        profiler_ns: chopper's own: before the first step, between steps (a trace begins, ends, is
+            written), and to end the recording.
+        recording_ns: the whole recording.
+        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the
+            innermost phase.
+    """
+
+    after_ns: int
+    profiler_ns: int
+    recording_ns: int
+    phases_ns: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The step time of a run, with and without tracing.
+
+    Attributes:
+        kind: which steps it is of.
+        untraced: steps of that kind that ran without a trace; None with ``untraced_reason``.
+        traced_mean_ns: mean window of the ``traced_count`` traced ones; None when there are none.
+        tracing_ns: what tracing itself added to a step: the median difference between traced and
+            untraced steps, which one long step does not move; the difference of the means where
+            steps are uneven or fewer than three were traced.
+        tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
+        nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
+            None with fewer than three. Where it is long as well, tracing is not the reason.
+        drained_ns: length, for the host, of the shortest of the three untraced steps right after a
+            trace, when the device had nothing left to do (mean over traces); None without any.
+        kinds: all kinds, the most time first.
+        outside: time of the recording in no step; None where its bounds are not known.
+        phases_ns: program phase → its time in the recorded steps of all kinds, mean over ranks;
+            each nanosecond belongs to the innermost phase.
+    """
+
+    kind: str
+    untraced: Spread | None
+    untraced_reason: str | None
+    traced_mean_ns: int | None
+    traced_count: int
+    tracing_ns: int | None
+    tracing_ci95_ns: tuple[int, int] | None
+    nearby_ns: int | None
+    drained_ns: int | None
+    kinds: tuple[StepKind, ...]
+    outside: Outside | None
+    phases_ns: dict[str, int]
+
+    @property
+    def steps_count(self) -> int:
+        """Number of recorded steps of all kinds."""
+        return sum(len(kind.steps) for kind in self.kinds)
+
+    @property
+    def loop_ns(self) -> int:
+        """Time of all recorded steps and of what follows the last one, mean over ranks."""
+        return sum(k.time_ns for k in self.kinds) + (self.outside.after_ns if self.outside else 0)
+
+    @property
+    def loop_phases_ns(self) -> dict[str, int]:
+        """Program phase → its time in the loop, mean over ranks."""
+        return dict(
+            Counter(self.phases_ns) + Counter(self.outside.phases_ns if self.outside else {})
+        )
+
+    @property
+    def headline_ns(self) -> int | None:
+        """The step time: of the untraced steps, else the mean of the traced ones."""
+        return self.traced_mean_ns if self.untraced is None else self.untraced.value_ns
+
+    @property
+    def tracing_ratio(self) -> float | None:
+        """Time that tracing added, as a share of the untraced step."""
+        if self.tracing_ns is None or self.untraced is None or not self.untraced.value_ns:
+            return None
+        return self.tracing_ns / self.untraced.value_ns
+
+    @property
+    def is_slow_nearby(self) -> bool:
+        """Tell whether the untraced steps next to the traced ones took much longer than others."""
+        return (
+            self.untraced is not None
+            and self.nearby_ns is not None
+            and self.nearby_ns > _SLOW_NEARBY * self.untraced.value_ns
+        )
+
+    @property
+    def is_tracing_certain(self) -> bool:
+        """Tell whether tracing made steps longer, beyond noise and what slowed others nearby."""
+        low_ns = self.tracing_ci95_ns[0] if self.tracing_ci95_ns else self.tracing_ns
+        return low_ns is not None and low_ns > 0 and not self.is_slow_nearby
+
+    @property
+    def is_slowed_by_tracing(self) -> bool:
+        """Tell whether tracing added more than a tenth to a step, beyond noise."""
+        if not self.is_tracing_certain or self.untraced is None:
+            return False
+        low_ns = self.tracing_ci95_ns[0] if self.tracing_ci95_ns else self.tracing_ns or 0
+        return low_ns > SLOWED_RATIO * self.untraced.value_ns
+
+    @property
+    def scale(self) -> float:
+        """Untraced over traced time: what turns a time of traced steps into one at full speed."""
+        if self.untraced is None or not self.traced_mean_ns:
+            return 1.0
+        return self.untraced.value_ns / self.traced_mean_ns
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        for kind in document["kinds"]:
+            kind["steps_count"] = len(kind["steps"])
+        for part in (document, *document["kinds"]):
+            if part["untraced"] is not None:
+                del part["untraced"]["lengths_ns"], part["untraced"]["statistic"]
+        headline = {"headline_ns": self.headline_ns, "tracing_ratio": self.tracing_ratio}
+        return document | headline
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.compare import same_work
 from chopper.analyzers.compare.result import Check, percent, signed
 from chopper.analyzers.compare.same_work import Work
@@ -107,13 +107,13 @@ class PastRun(msgspec.Struct, kw_only=True, frozen=True):
     """A user said that this is a level of its own."""
 
 
-def past_run(run: Attributed) -> PastRun:
+def past_run(run: Attribution) -> PastRun:
     """Return what a history keeps of a run.
 
     Raises:
         InputError: no step of it is known.
     """
-    detailed, run = run.detailed.of_kind(), run.of_kind()
+    detailed, run = run.detail.of_kind(), run.of_kind()
     time = run.step_time()
     lengths = run.step_time_ns() if time.untraced is None else [*time.untraced.lengths_ns]
     if not lengths or min(lengths) <= 0:
@@ -144,7 +144,7 @@ def past_run(run: Attributed) -> PastRun:
     )
 
 
-def _other_cores(run: Attributed) -> float | None:
+def _other_cores(run: Attribution) -> float | None:
     """Return busy cores less those of the ranks, of the busiest host; None where unknown."""
     hosts: dict[str | None, list[int]] = {}
     for part in run.recording.manifest.ranks:
@@ -173,7 +173,7 @@ def _other_cores(run: Attributed) -> float | None:
     return max(other_cores, default=None)
 
 
-def _clock_hz(run: Attributed) -> int | None:
+def _clock_hz(run: Attribution) -> int | None:
     """Return the median clock of all devices while any step ran; None where it was not sampled."""
     clocks = []
     for rank in run.recording.ranks:

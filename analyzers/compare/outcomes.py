@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.compare.result import Outcome, Total
 from chopper.analyzers.compare.steps import Steps
 from chopper.analyzers.events.groups import reals
@@ -24,7 +24,7 @@ _STEP = "step time, without a trace where both runs have such steps"
 _LABEL = "step"
 """Label of a measure that names the step that it is of."""
 
-Pair = tuple[Attributed, Attributed]
+Pair = tuple[Attribution, Attribution]
 _Known = tuple[float | None, str]
 """A value, or None and why."""
 
@@ -103,7 +103,7 @@ def _throughput(runs: Pair, step: Total) -> Outcome:
     return _outcome("tokens_per_s", "Tokens per second", values, ci95_ratio, note)
 
 
-def _tokens_per_step(run: Attributed) -> float | None:
+def _tokens_per_step(run: Attribution) -> float | None:
     """Tokens of a mean step, over all ranks; None where they are not known."""
     ranks = tuple(run.recording.ranks)
     numbers = ints(steps_of(run, ranks[0]), "number") if ranks else np.zeros(0, np.int64)
@@ -112,9 +112,9 @@ def _tokens_per_step(run: Attributed) -> float | None:
     return float(known.mean()) if known.size and known.mean() > 0 else None
 
 
-def _energy(run: Attributed, side: Steps) -> _Energy:
+def _energy(run: Attribution, side: Steps) -> _Energy:
     """Energy per step and token of all devices, else of all processors."""
-    table = energy(run.detailed, side.events)
+    table = energy(run.detail, side.events)
     run_rows = table.filter(pc.equal(table["scope"], "run")).to_pylist()
     devices = [row for row in run_rows if "device" in row["source"]]
     sockets = [
@@ -183,7 +183,7 @@ def _loss(runs: Pair) -> Outcome:
     return _outcome("loss", "Loss", values, ci95_ratio, note)
 
 
-def _loss_by_step(run: Attributed) -> dict[int, float]:
+def _loss_by_step(run: Attribution) -> dict[int, float]:
     """Return a run's loss by step, its mean over ranks, of the measure that is called so."""
     by_name: dict[str, dict[int, list[float]]] = {}
     for part in run.recording.manifest.ranks:

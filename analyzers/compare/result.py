@@ -19,7 +19,7 @@ from chopper.tables import column, optional
 from chopper.tables.frames import Table
 
 if TYPE_CHECKING:
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.storage.manifest import Finding
 
 SCHEMA = "chopper.comparison/2"
@@ -187,7 +187,7 @@ class Comparison:
 
     a: Side
     b: Side
-    runs: tuple[Attributed, Attributed]
+    runs: tuple[Attribution, Attribution]
     checks: tuple[Check, ...]
     step: Total
     median: Total

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.causes.step_time import FIRST
 from chopper.analyzers.compare import same_work
 from chopper.analyzers.compare.outcomes import outcomes
 from chopper.analyzers.compare.result import Change, Comparison, Item, Side, Total
 from chopper.analyzers.compare.steps import Steps, cut
 from chopper.analyzers.events.groups import sum_by
 from chopper.analyzers.trace.columns import distinct_rows
-from chopper.attribution import FIRST
 from chopper.causes import CAUSES, LEAVES, parent, parents
 from chopper.statistics import (
     MIN_STEPS,
@@ -37,7 +37,7 @@ _SLOW_STEP = 2.0
 
 
 def compare(
-    a: Attributed, b: Attributed, *, allow_different: bool = False, all_steps: bool = False
+    a: Attribution, b: Attribution, *, allow_different: bool = False, all_steps: bool = False
 ) -> Comparison:
     """Compare two runs: what B's step does with its time that A's does not.
 
@@ -49,7 +49,7 @@ def compare(
             seldom trace as many evaluations, and a mean over both kinds tells how many.
     """
     some = _some_ranks(a, b)
-    a, b = (run.of_numbered() if all_steps else run.of_kind() for run in (a.detailed, b.detailed))
+    a, b = (run.of_numbered() if all_steps else run.of_kind() for run in (a.detail, b.detail))
     sides = (cut(a), cut(b))
     leaves = sorted({*sides[0].causes, *sides[1].causes}, key=LEAVES.index)
     exact = [apportion(_aligned(s, leaves).sum(axis=0), int(s.windows.sum())) for s in sides]
@@ -132,7 +132,7 @@ def _median(sides: tuple[Steps, Steps]) -> Total:
     return Total(**_total(a_ns, b_ns, compare_medians(a, b), 0))
 
 
-def _side(run: Attributed, steps: Steps) -> Side:
+def _side(run: Attribution, steps: Steps) -> Side:
     named = [same_work.device_of(run, r.rank) or "unknown device" for r in run.ranks]
     return Side(
         source=run.recording.source,
@@ -146,13 +146,13 @@ def _side(run: Attributed, steps: Steps) -> Side:
     )
 
 
-def _warm_up(run: Attributed) -> tuple[int, ...]:
+def _warm_up(run: Attribution) -> tuple[int, ...]:
     """Return the traced leading steps that are not compared."""
-    kinds = run.step_time().kinds if run.whole is not run else ()
+    kinds = run.step_time().kinds if run.all_steps is not run else ()
     return next((k.traced_steps for k in kinds if k.name == FIRST), ())
 
 
-def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
+def _untraced(runs: tuple[Attribution, Attribution]) -> Total | None:
     """Return the step time without a trace; None where a run has none of the other's kind."""
     times = [run.step_time() for run in runs]
     a, b = (time.untraced for time in times)
@@ -166,7 +166,7 @@ def _untraced(runs: tuple[Attributed, Attributed]) -> Total | None:
     return Total(**_total(a.mean_ns, b.mean_ns, compare_means(*samples), 0))
 
 
-def _some_ranks(*runs: Attributed) -> list[str]:
+def _some_ranks(*runs: Attribution) -> list[str]:
     """Say which ranks and steps are compared, where these are not all."""
     (of_a, *option), (of_b, *other) = (run.covered() for run in runs)
     options = " or ".join(filter(None, dict.fromkeys(option + other)))
@@ -175,7 +175,7 @@ def _some_ranks(*runs: Attributed) -> list[str]:
     return [f"compared are {of_a} in A, {of_b} in B; {options} chooses others"]
 
 
-def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> list[str]:
+def _notes(runs: tuple[Attribution, Attribution], sides: tuple[Steps, Steps]) -> list[str]:
     """Say which steps and ranks were left out, and what the mean holds."""
     kinds = [run.step_time().kind for run in runs]
     notes = []
@@ -190,7 +190,7 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
                     f"are uneven; its step time is their median, {duration(spread.median_ns)}"
                 )
     for name, run, side, of in zip("AB", runs, sides, kinds, strict=True):
-        for kind in run.step_time().kinds if run.whole is not run else ():
+        for kind in run.step_time().kinds if run.all_steps is not run else ():
             if kind.traced_steps and kind.name not in (of, FIRST):
                 notes.append(
                     f"{name}: {plural(len(kind.traced_steps), 'traced step')} ({kind.name}: "
@@ -202,7 +202,7 @@ def _notes(runs: tuple[Attributed, Attributed], sides: tuple[Steps, Steps]) -> l
                 f"{name}: {steps} {', '.join(map(str, warm_up))} excluded as warm-up: much "
                 "longer than all later ones"
             )
-        traced = {rank.rank for rank in run.whole.ranks if rank.steps}
+        traced = {rank.rank for rank in run.all_steps.ranks if rank.steps}
         if left_out := sorted(traced - {rank.rank for rank in run.ranks if rank.steps}):
             notes.append(
                 f"{name}: {'ranks' if len(left_out) > 1 else 'rank'} {ranges(left_out)} excluded: "

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.compare.result import Check
 from chopper.analyzers.compare.steps import Steps
 from chopper.analyzers.events.device import of_class
@@ -17,7 +17,7 @@ from chopper.analyzers.events.steps import lookups, spans_in_steps
 from chopper.analyzers.trace.columns import strings
 from chopper.tables.ranges import NUMBER_MOST, Count, Ranks
 
-Pair = tuple[Attributed, Attributed]
+Pair = tuple[Attribution, Attribution]
 Sides = tuple[Steps, Steps]
 Value = float | int | str | None
 
@@ -67,7 +67,7 @@ _WITHHOLD = ("world_size", "tokens")
 """Checks without a verdict where they differ."""
 
 
-def work_of(run: Attributed, side: Steps) -> Work:
+def work_of(run: Attribution, side: Steps) -> Work:
     """Return what a run did in the steps of ``side``."""
     flop, why = _flop_per_step(side)
     return Work(
@@ -142,7 +142,7 @@ def _check(
     return Check(id, label, "differs", a, b, unit, withholds, note, explains or id == "device")
 
 
-def device_of(run: Attributed, rank: int) -> str | None:
+def device_of(run: Attribution, rank: int) -> str | None:
     """Return the name of a rank's device, or of the host's CPU; None for unknown."""
     summary = next(r for r in run.ranks if r.rank == rank)
     trace = run.joined.get(rank)
@@ -159,12 +159,12 @@ def _all(names: Iterable[str | None]) -> str | None:
     return ", ".join(sorted(filter(None, distinct))) if None not in distinct else None
 
 
-def _world_size(run: Attributed) -> int | None:
+def _world_size(run: Attribution) -> int | None:
     sizes = [part.world_size for part in run.recording.manifest.ranks if part.world_size]
     return max(sizes, default=len(run.ranks) if len(run.ranks) > 1 else None)
 
 
-def _dtypes(run: Attributed) -> str | None:
+def _dtypes(run: Attribution) -> str | None:
     flop: dict[str, float] = {}
     for work in run.work.values():
         rows = np.flatnonzero(work.math & (work.dtype >= 0) & ~np.isnan(work.work_flop))
@@ -175,7 +175,7 @@ def _dtypes(run: Attributed) -> str | None:
     return ", ".join(sorted(n for n, v in flop.items() if v >= _DTYPE_SHARE * total > 0)) or None
 
 
-def _recorded(run: Attributed) -> str | None:
+def _recorded(run: Attribution) -> str | None:
     words: dict[str, None] = {}
     for rank, trace in run.joined.items():
         host = trace.host_span
@@ -238,7 +238,7 @@ def _tokens(a: int | None, b: int | None) -> Check:
     )
 
 
-def _tokens_per_step(run: Attributed) -> int | None:
+def _tokens_per_step(run: Attribution) -> int | None:
     """Indices that a traced step of one rank looks up in its largest table; None without one."""
     counts: dict[tuple[int, ...], int] = {}
     steps = 0
@@ -270,7 +270,7 @@ def _operators(a: dict[str, float], b: dict[str, float], flop: Check) -> Check:
     )
 
 
-def _operator_counts(run: Attributed) -> dict[str, float]:
+def _operator_counts(run: Attribution) -> dict[str, float]:
     """Calls of each operator per traced step of one rank, by the host's own steps."""
     calls: dict[str, float] = {}
     total_steps = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.events.groups import rows_of, sum_by
 from chopper.analyzers.trace.columns import ints, strings
@@ -46,7 +46,7 @@ class Steps:
         return max(int(self.windows.sum()), 1)
 
 
-def cut(run: Attributed) -> Steps:
+def cut(run: Attribution) -> Steps:
     """PIECE, WINDOW -> time by step and cause."""
     pieces, windows = run.pieces, run.windows
     numbers, step_of_window = np.unique(ints(windows, "number", null=_WHOLE), return_inverse=True)

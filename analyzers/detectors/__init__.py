@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.places import place_of
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, strings
@@ -126,13 +126,13 @@ class Sighting:
     of: Literal["step", "loop"] = "step"
 
 
-def pieces_in(run: Attributed, causes: tuple[str, ...]) -> pa.Table:
+def pieces_in(run: Attribution, causes: tuple[str, ...]) -> pa.Table:
     """Return the pieces of some leaf causes. PIECE -> PIECE."""
     code, names = strings(run.pieces, "cause")
     return run.pieces.filter(np.isin(code, [names.index(c) for c in causes if c in names]))
 
 
-def spent_in(run: Attributed, causes: tuple[str, ...]) -> tuple[int, dict[int, np.ndarray]]:
+def spent_in(run: Attribution, causes: tuple[str, ...]) -> tuple[int, dict[int, np.ndarray]]:
     """Return the time in some leaf causes, and by rank the device events that it belongs to."""
     pieces = pieces_in(run, causes)
     rank, row = ints(pieces, "rank"), ints(pieces, "event_row")
@@ -140,7 +140,7 @@ def spent_in(run: Attributed, causes: tuple[str, ...]) -> tuple[int, dict[int, n
     return int(ints(pieces, "time_ns").sum()), rows
 
 
-def by_cause(name: str, run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+def by_cause(name: str, run: Attribution, links: Mapping[int, Links]) -> Iterator[Sighting]:
     """PIECE, GAP -> at most one sighting."""
     one = declared()[name]
     on_host = all(joined.host_only for joined in run.joined.values())

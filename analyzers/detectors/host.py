@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import Sighting, limits_of, spent_in
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.steps import spans_in_steps
@@ -28,7 +28,7 @@ _LAUNCHING = (*_REMOVED, "idle.launch_latency")
 """Launches that wait in a graph on the device have no latency: the replay shows it."""
 
 
-def launch_bound(run: Attributed, events: Events) -> Iterator[Sighting]:
+def launch_bound(run: Attribution, events: Events) -> Iterator[Sighting]:
     """PIECE -> at most one sighting."""
     if any(joined.host_only for joined in run.joined.values()):
         return
@@ -54,7 +54,7 @@ _STEPPING = "Optimizer.step#"
 
 
 def optimizer_loops(
-    run: Attributed, events: Events, links: Mapping[int, Links]
+    run: Attribution, events: Events, links: Mapping[int, Links]
 ) -> Iterator[Sighting]:
     """HOST_SPAN, EVENT_LINK -> one sighting for each kind of optimizer."""
     fewest = limits_of("optimizer_loops")["fewest"]
@@ -172,7 +172,7 @@ def pageable_copies(
 _CALLS = re.compile(r"(?:cuda|hip)(Malloc|Free)$")
 
 
-def allocator_retries(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+def allocator_retries(run: Attribution, links: Mapping[int, Links]) -> Iterator[Sighting]:
     """HOST_SPAN -> at most one sighting."""
     calls, gone, about = {}, {}, {}
     counts = {"Malloc": 0, "Free": 0}
@@ -223,7 +223,7 @@ _AHEAD = (
 _NO_STACKS = "; Python stacks (with_stack=True) would name the function"
 
 
-def data_loading(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+def data_loading(run: Attribution, links: Mapping[int, Links]) -> Iterator[Sighting]:
     """PIECE, HOST_SPAN -> at most one sighting."""
     stall_ns, rows = spent_in(run, (_FOR_DATA,))
     if not stall_ns:
@@ -319,9 +319,9 @@ class Initialization:
         return f"{count} calls, the longest {self.name} of {longest}"
 
 
-def initialization_of(run: Attributed, links: Mapping[int, Links]) -> Initialization | None:
+def initialization_of(run: Attribution, links: Mapping[int, Links]) -> Initialization | None:
     """Find the calls that initialize; None if there are none. HOST_SPAN, GAP -> Initialization."""
-    run, limits = run.detailed, limits_of("initialization")
+    run, limits = run.detail, limits_of("initialization")
     rows_of: dict[int, np.ndarray] = {}
     idle_ns: dict[str, int] = {}
     name, longest_ns, host_ns = "", 0, 0
@@ -376,7 +376,7 @@ def _recurs(links: Links, row: int, alike: np.ndarray) -> bool:
     return bool(step.max() > step.min() and (len(start_ns) < limits["enough"] or step.max() > 1))
 
 
-def initialization(run: Attributed, links: Mapping[int, Links]) -> Iterator[Sighting]:
+def initialization(run: Attribution, links: Mapping[int, Links]) -> Iterator[Sighting]:
     """HOST_SPAN, GAP -> at most one sighting."""
     slow_start = initialization_of(run, links)
     if slow_start is None:
@@ -405,7 +405,7 @@ _PHASE_REMEDIES = {
 _RUN_LESS = "Run it less often, or beside the training."
 
 
-def loop_phases(run: Attributed) -> Iterator[Sighting]:
+def loop_phases(run: Attribution) -> Iterator[Sighting]:
     """STEP, PROGRAM_PHASE -> a sighting for each phase."""
     step, least_ratio = run.step_time(), limits_of("loop_phases")["least_ratio"]
     for phase, time_ns in step.loop_phases_ns.items():

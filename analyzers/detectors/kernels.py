@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import Sighting, declared, limits_of, pieces_in, spent_in
 from chopper.analyzers.events.device import Events, arguments
 from chopper.analyzers.replay.whatif_options import Changes
@@ -28,13 +28,13 @@ _SHAPE = re.compile(r"\[([\d,\s]+)\]")
 _MOVING = ("compute.vector.roofline", "compute.vector.excess", "compute.vector.no_bytes")
 
 
-def fusible_kernels(run: Attributed, events: Events) -> Iterator[Sighting]:
+def fusible_kernels(run: Attribution, events: Events) -> Iterator[Sighting]:
     """PIECE, DEVICE_EVENT -> at most one sighting."""
     yield from _fused("fusible_kernels", run, events, _MOVING, _ENDS_FUSION)
 
 
 def _fused(
-    name: str, run: Attributed, events: Events, causes: tuple[str, ...], alone: re.Pattern[str]
+    name: str, run: Attribution, events: Events, causes: tuple[str, ...], alone: re.Pattern[str]
 ) -> Iterator[Sighting]:
     """See the kernels of some causes that follow each other on tensors of one shape.
 
@@ -85,7 +85,7 @@ def _fused(
         )
 
 
-def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _shapes(run: Attribution, events: Events, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return what each event's operator reads and writes.
 
     Returns:
@@ -106,7 +106,7 @@ def _shapes(run: Attributed, events: Events, rows: np.ndarray) -> tuple[np.ndarr
 _ENDS_OPTIMIZER = re.compile(r"aten::(_foreach_|_fused_)")
 
 
-def unfused_optimizer(run: Attributed, events: Events) -> Iterator[Sighting]:
+def unfused_optimizer(run: Attribution, events: Events) -> Iterator[Sighting]:
     """PIECE, DEVICE_EVENT -> at most one sighting."""
     yield from _fused("unfused_optimizer", run, events, ("compute.optimizer",), _ENDS_OPTIMIZER)
 
@@ -252,7 +252,7 @@ def is_misaligned(kernel: str) -> bool:
 _FASTER_TYPES = {"fp32": ("tf32", "bf16", "fp16"), "tf32": ("bf16", "fp16")}
 
 
-def reduced_precision(run: Attributed, events: Events) -> Iterator[Sighting]:
+def reduced_precision(run: Attribution, events: Events) -> Iterator[Sighting]:
     """DEVICE_EVENT, CEILINGS -> a sighting for each data type."""
     codes, names = events.dtype
     for now, wanted in _FASTER_TYPES.items():
@@ -291,7 +291,7 @@ def reduced_precision(run: Attributed, events: Events) -> Iterator[Sighting]:
             )
 
 
-def reduced_clock(run: Attributed) -> Iterator[Sighting]:
+def reduced_clock(run: Attribution) -> Iterator[Sighting]:
     """PIECE -> a sighting for each reason."""
     for name, how in declared()["reduced_clock"].remedies.items():
         time_ns, rows = spent_in(run, (name,))
@@ -312,7 +312,7 @@ def reduced_clock(run: Attributed) -> Iterator[Sighting]:
         )
 
 
-def unneeded_recomputation(run: Attributed, events: Events) -> Iterator[Sighting]:
+def unneeded_recomputation(run: Attribution, events: Events) -> Iterator[Sighting]:
     """MEMORY, DEVICE_EVENT -> at most one sighting."""
     codes, phases = events.phase
     if "recompute" not in phases:

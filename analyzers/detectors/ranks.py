@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import Sighting, limits_of
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import reals
@@ -127,7 +127,7 @@ _REDUCTIONS = ("allreduce", "reducescatter")
 
 
 def repeated_reductions(
-    run: Attributed, events: Events, links: Mapping[int, Links]
+    run: Attribution, events: Events, links: Mapping[int, Links]
 ) -> Iterator[Sighting]:
     """HOST_SPAN, COMMUNICATION -> at most one sighting."""
     if run.windows["number"].null_count:
@@ -187,7 +187,7 @@ _BUCKET_BYTES = 25_000_000
 _SMALL_BYTES = 250_000
 
 
-def small_collectives(run: Attributed) -> Iterator[Sighting]:
+def small_collectives(run: Attribution) -> Iterator[Sighting]:
     """COMMUNICATION -> a sighting for each kind of collective."""
     table = run.communication
     if not table.num_rows:
@@ -243,7 +243,7 @@ def _rate(sizes: np.ndarray, took_ns: np.ndarray, link: np.ndarray, size: float)
     return float(link.max()) / _LARGER_FACTOR if size <= _SMALL_BYTES else 0.0
 
 
-def _in_steps(run: Attributed, rank: int, at: np.ndarray) -> list[np.ndarray]:
+def _in_steps(run: Attribution, rank: int, at: np.ndarray) -> list[np.ndarray]:
     """Split rows of `communication` of one rank by step and group; without those in no step."""
     table = run.communication
     row, group = ints(table, "event_row"), strings(table, "group")[0]

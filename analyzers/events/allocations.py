@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.steps import traced_steps
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.join import Links
@@ -61,7 +61,7 @@ def is_held(blocks: pa.Table) -> np.ndarray:
     return matching(*strings(blocks, "state"), lambda state: state.startswith("active"))
 
 
-def memory_events(run: Attributed, rank: int) -> list[MemoryEvents]:
+def memory_events(run: Attribution, rank: int) -> list[MemoryEvents]:
     """Return the allocator events of one rank, one entry per device that has any.
 
     MEMORY_EVENT or ALLOCATOR_EVENT, STEP, HOST_SPAN -> events with step and phase. Without steps

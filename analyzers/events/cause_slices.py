@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import Groups, rows_of
 from chopper.analyzers.trace.columns import dictionary, ints, matching, strings
 
@@ -32,7 +32,7 @@ class CauseSlices(NamedTuple):
     event_row: np.ndarray
 
 
-def cause_slices(run: Attributed, rank: int) -> CauseSlices:
+def cause_slices(run: Attribution, rank: int) -> CauseSlices:
     """Lay out a rank's time by cause. PIECE, GAP, WINDOW, EVENT_LINK, DEVICE_EVENT -> slices.
 
     The slices of a window follow one another and sum to each cause's time in it exactly. Idle time

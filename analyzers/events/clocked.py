@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import Texts, time_in
@@ -50,7 +50,7 @@ class Clocked:
         return codes[self.rows], values
 
 
-def clocked_of(run: Attributed, events: Events) -> Clocked | None:
+def clocked_of(run: Attribution, events: Events) -> Clocked | None:
     """Return the sampled computing events of a run, None without samples."""
     sampled = [r for r, f in run.factors.items() if f.clocks.readers]
     if not sampled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
 from chopper.analyzers.trace.columns import ints, run_starts
 
@@ -62,6 +62,6 @@ class Members:
         return np.add.reduceat(values, self.first) if len(self) else values[:0]
 
 
-def members_of(run: Attributed) -> Members:
+def members_of(run: Attribution) -> Members:
     """Return the matched collectives of a run."""
     return Members(run.communication)

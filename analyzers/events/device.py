@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import Texts, real_or_null, reals
 from chopper.analyzers.trace.columns import dictionary, ints, strings
 from chopper.tables import TABLES
@@ -68,7 +68,7 @@ def of_class(events: Events, work_class: str) -> np.ndarray:
     return codes == (names.index(work_class) if work_class in names else -2)
 
 
-def events_of(run: Attributed) -> Events:
+def events_of(run: Attribution) -> Events:
     """Return the device events of an attributed run inside its windows."""
     table = _TABLE.joined([_of_rank(run, rank) for rank in run.recording.ranks])
     columns: dict[str, Any] = {name: ints(table, name) for name in _INTEGERS}
@@ -81,7 +81,7 @@ def events_of(run: Attributed) -> Events:
     return Events(**columns | {"dtype": (number[codes], sorted(names))})
 
 
-def _of_rank(run: Attributed, rank: int) -> pa.Table:
+def _of_rank(run: Attribution, rank: int) -> pa.Table:
     """One row per event of the rank inside a step window. -> STEP_EVENT."""
     links = run.links.get(rank)
     if links is None or not links.num_rows:
@@ -112,7 +112,7 @@ def _of_rank(run: Attributed, rank: int) -> pa.Table:
     return _TABLE.of(columns)
 
 
-def arguments(run: Attributed, events: Events, rows: np.ndarray, name: str) -> Texts:
+def arguments(run: Attribution, events: Events, rows: np.ndarray, name: str) -> Texts:
     """Return a column of `host_span` of the operators of events, -1 for none."""
     found = np.full(len(rows), -1, dtype=np.int64)
     number: dict[str, int] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.names import is_program_frame
@@ -38,12 +38,12 @@ class Where:
     line: str | None
 
 
-def links_of(run: Attributed) -> dict[int, Links]:
+def links_of(run: Attribution) -> dict[int, Links]:
     """Return the joined events of the ranks whose tables are there."""
-    return {rank: joined.links() for rank, joined in run.detailed.joined.items()}
+    return {rank: joined.links() for rank, joined in run.detail.joined.items()}
 
 
-def place_of(run: Attributed, links: Mapping[int, Links], causes: Collection[str]) -> Where:
+def place_of(run: Attribution, links: Mapping[int, Links], causes: Collection[str]) -> Where:
     """Return the place that holds most of the time in some leaf causes. PIECE, GAP -> Where."""
     functions = functions_in(run, links, causes)
     return Where(
@@ -55,10 +55,10 @@ def place_of(run: Attributed, links: Mapping[int, Links], causes: Collection[str
 
 
 def line_in_steps(
-    run: Attributed, links: Mapping[int, Links], numbers: Collection[int], cause: str
+    run: Attribution, links: Mapping[int, Links], numbers: Collection[int], cause: str
 ) -> str | None:
     """Return the function that holds most of a leaf cause in some traced steps. GAP -> function."""
-    near = run.detailed.whole
+    near = run.detail.all_steps
     rows = np.flatnonzero(np.isin(ints(near.windows, "number"), [*numbers]))
     windows = near.windows.take(rows)
 
@@ -67,11 +67,11 @@ def line_in_steps(
         return table.filter(np.isin(*keys))
 
     gaps, pieces = inside(near.gaps), inside(near.pieces)
-    some = replace(near, windows=windows, gaps=gaps, pieces=pieces, all_kinds=None, detail=None)
+    some = replace(near, windows=windows, gaps=gaps, pieces=pieces, superset=None, part=None)
     return innermost_function(functions_in(some, links, (cause,)))
 
 
-def largest(run: Attributed, level: Level, causes: Collection[str]) -> str | None:
+def largest(run: Attribution, level: Level, causes: Collection[str]) -> str | None:
     """Return the group of a level that holds most of the time in some leaf causes."""
     groups = run.by(level)
     times = {g.key: sum(g.causes.get(cause, 0) for cause in causes) for g in groups}
@@ -95,7 +95,7 @@ class Functions:
 
 
 def functions_in(
-    run: Attributed, links: Mapping[int, Links], causes: Collection[str] | None = None
+    run: Attribution, links: Mapping[int, Links], causes: Collection[str] | None = None
 ) -> Functions:
     """Return the time of the program's functions on the main thread. GAP, HOST_SPAN -> Functions.
 
@@ -104,7 +104,7 @@ def functions_in(
         links: rank → its joined events.
         causes: leaf causes of idle time to count; None for the whole step.
     """
-    run = run.detailed
+    run = run.detail
     found = Functions(Counter(), Counter(), 0)
     whole_ns = 0
     for rank, link in links.items():
@@ -118,7 +118,7 @@ def functions_in(
 
 
 def _intervals(
-    run: Attributed, rank: int, causes: Collection[str]
+    run: Attribution, rank: int, causes: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return when the host spent the time of some causes: gaps, and operators without a device."""
 

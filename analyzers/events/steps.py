@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.errors import JSON_ERRORS
 
@@ -18,18 +18,18 @@ _TENSOR_PARALLEL = ("tp", "mesh_tp", "tensor_parallel", "tensor_model_parallel_g
 """Descriptions of process groups: DeviceMesh, DeepSpeed and Megatron."""
 
 
-def windows_of(run: Attributed, rank: int) -> pa.Table:
+def windows_of(run: Attribution, rank: int) -> pa.Table:
     """Return the step windows of a rank, in order. -> WINDOW."""
     return run.windows.filter(pc.equal(run.windows["rank"], rank))
 
 
-def step_table(run: Attributed, rank: int) -> pa.Table:
+def step_table(run: Attribution, rank: int) -> pa.Table:
     """Return the steps of a rank as they were joined, as recorded where it has no trace."""
     joined = run.joined.get(rank)
     return run.recording.table(rank, "step") if joined is None else joined.step
 
 
-def steps_of(run: Attributed, rank: int) -> pa.Table:
+def steps_of(run: Attribution, rank: int) -> pa.Table:
     """Return all recorded steps of a rank, traced or not; its windows where it has none."""
     table = step_table(run, rank)
     return table if table.num_rows else windows_of(run, rank)
@@ -55,14 +55,14 @@ class TracedSteps:
         return np.where(inside, step, -1)
 
 
-def traced_steps(run: Attributed, rank: int) -> TracedSteps:
+def traced_steps(run: Attribution, rank: int) -> TracedSteps:
     """Return the traced steps of a rank. STEP -> numbers and times."""
     step = step_table(run, rank)
     traced = step.filter(step["traced"]) if step.num_rows else step
     return TracedSteps(*(ints(traced, name) for name in ("number", "start_ns", "end_ns")))
 
 
-def tokens_of(run: Attributed, rank: int) -> int | None:
+def tokens_of(run: Attribution, rank: int) -> int | None:
     """Return the tokens that a rank looked up in its steps, None where that cannot be told.
 
     All its embeddings must use one table of the same shape: a second one (positions, types) would
@@ -73,7 +73,7 @@ def tokens_of(run: Attributed, rank: int) -> int | None:
 
 
 def tokens_of_steps(
-    run: Attributed, ranks: tuple[int, ...], numbers: np.ndarray
+    run: Attribution, ranks: tuple[int, ...], numbers: np.ndarray
 ) -> tuple[np.ndarray, str]:
     """Return the tokens of steps, NaN where not known, and who counted them. STEP_WORK -> tokens.
 
@@ -95,7 +95,7 @@ def tokens_of_steps(
     return np.full(len(numbers), per_step), "embeddings of traced steps"
 
 
-def with_own_tokens(run: Attributed, ranks: tuple[int, ...]) -> tuple[int, ...]:
+def with_own_tokens(run: Attribution, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ranks without those that share the tokens of an earlier one."""
     sharing: set[int] = set()
     for part in run.recording.manifest.ranks if len(ranks) > 1 else ():
@@ -107,7 +107,7 @@ def with_own_tokens(run: Attributed, ranks: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank for rank in ranks if rank not in sharing)
 
 
-def lookups(run: Attributed, rank: int) -> dict[tuple[int, ...], int]:
+def lookups(run: Attribution, rank: int) -> dict[tuple[int, ...], int]:
     """Return the indices that a rank looked up by shape of the table; none where not known."""
     spans = run.joined[rank].host_span
     codes, names = strings(spans, "name")
@@ -127,7 +127,7 @@ def lookups(run: Attributed, rank: int) -> dict[tuple[int, ...], int]:
     return found
 
 
-def spans_in_steps(run: Attributed, rank: int) -> tuple[np.ndarray, int]:
+def spans_in_steps(run: Attribution, rank: int) -> tuple[np.ndarray, int]:
     """Return the mask of the host spans that begin in a rank's traced steps, and their number.
 
     Of the steps that the run is about; without any, the whole trace is one. None of a rank that
@@ -135,15 +135,15 @@ def spans_in_steps(run: Attributed, rank: int) -> tuple[np.ndarray, int]:
     """
     host, steps = run.joined[rank].host_span, run.joined[rank].step
     steps = steps.filter(steps["traced"]) if steps.num_rows else steps
-    if not windows_of(run, rank).num_rows and windows_of(run.whole, rank).num_rows:
+    if not windows_of(run, rank).num_rows and windows_of(run.all_steps, rank).num_rows:
         return np.zeros(host.num_rows, dtype=bool), 0
-    if steps.num_rows and run.whole is not run:
+    if steps.num_rows and run.all_steps is not run:
         steps = steps.filter(pc.is_in(steps["number"], value_set=run.windows["number"]))
     if not steps.num_rows:
         return np.ones(host.num_rows, dtype=bool), 1
     traced = TracedSteps(*(ints(steps, name) for name in ("number", "start_ns", "end_ns")))
     time_ns = ints(host, "start_ns")
-    if run.whole is run:
+    if run.all_steps is run:
         # What lies between two steps belongs to their windows.
         inside: np.ndarray = (time_ns >= traced.start_ns[0]) & (time_ns < traced.end_ns[-1])
         return inside, len(traced)

@@ -11,8 +11,7 @@ from chopper.notebook import as_cell
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from chopper.analyzers.attributed import Attributed
-    from chopper.attribution import CauseRow
+    from chopper.analyzers.attribution import Attribution, CauseRow
 
 SCHEMA = "chopper.whatif/2"
 _CAUSE_FIELDS = ("id", "parent", "label", "time_ns", "share_ratio")
@@ -50,9 +49,9 @@ class WhatIf:
     steps: dict[int | None, tuple[int, int]]
     error_ratio: float
     notes: list[str]
-    attribution: Attributed
-    observed: Attributed
-    unchanged: Attributed
+    attribution: Attribution
+    observed: Attribution
+    unchanged: Attribution
     pace: float = 1.0
     reference_rank: int | None = None
     path: list[tuple[str, str, float]] = field(default_factory=list)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper import wording as fmt
+from chopper.analyzers.attribution import Recoverable
 from chopper.analyzers.replay.answers import WhatIf, summary
 from chopper.analyzers.replay.applying import Applied
 from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
@@ -22,7 +23,6 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, row_set
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import HostSpans
-from chopper.attribution import Recoverable
 from chopper.errors import InputError
 from chopper.wording import ranges
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.analyzers.replay.path import Path as CriticalPath
     from chopper.analyzers.replay.scenario import Outcome
     from chopper.analyzers.replay.whatif_options import Changes
@@ -54,12 +54,12 @@ class Replay:
         InputError: the run cannot be replayed: what it lacks.
     """
 
-    def __init__(self, run: Attributed) -> None:
-        run = self.run = run.detailed
+    def __init__(self, run: Attribution) -> None:
+        run = self.run = run.detail
         # Steps depend on those before them: all kinds are replayed, and one is counted.
         self.base: Base = _base_of(run)
         self.unmodified: Outcome = self.base.outcome
-        self.facts: list[RankFacts] = _facts_of(run.whole, self.base)
+        self.facts: list[RankFacts] = _facts_of(run.all_steps, self.base)
         self.counted: list[np.ndarray] = _counted(run, self.base)
         """Mask of the windows of each rank that the attribution is of."""
         self.error_ratio: float = self._error()
@@ -75,7 +75,7 @@ class Replay:
         """The joined events of each rank."""
         return {node.rank: node.links for node in self.base.graph.ranks}
 
-    def counting(self, run: Attributed) -> Replay:
+    def counting(self, run: Attribution) -> Replay:
         """Return the same replay, with the windows of another part of the run counted."""
         other = copy(self)
         for name in ("coupled_ratio", "notes", "_observed"):
@@ -137,14 +137,14 @@ class Replay:
         """Sentences on what limits every prediction for this run."""
         graph = self.base.graph
         notes = []
-        if self.run.whole is not self.run:
+        if self.run.all_steps is not self.run:
             step = self.run.step_time()
             uncounted = [
                 f"{len(k.traced_steps)} of {k.name}"
                 for k in step.kinds
                 if k.traced_steps and k.name != step.kind
             ]
-            if self.run.whole.windows["number"].null_count:
+            if self.run.all_steps.windows["number"].null_count:
                 uncounted.append("ranks without numbered steps")
             notes.append(
                 f"the times are of {fmt.plural(step.traced_count, 'traced step')} of "
@@ -339,7 +339,7 @@ class Prediction:
             node.rank: tables(self.outcome, rank_index) for rank_index, node in enumerate(ranks)
         }
 
-    def answer(self, attribution: Attributed, unchanged: Attributed | None = None) -> WhatIf:
+    def answer(self, attribution: Attribution, unchanged: Attribution | None = None) -> WhatIf:
         """Put the changed run beside the observed one.
 
         Args:
@@ -373,7 +373,7 @@ class Prediction:
             path=sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2]),
         )
 
-    def _limits(self, replayed: Attributed) -> list[str]:
+    def _limits(self, replayed: Attribution) -> list[str]:
         """Say how far the attributed steps are from the predicted ones."""
         notes = []
         # Each step counts once, whatever the number of ranks that have it.
@@ -388,7 +388,7 @@ class Prediction:
         return notes
 
 
-def _base_of(run: Attributed) -> Base:
+def _base_of(run: Attribution) -> Base:
     """Build the dependency graph of a run.
 
     Raises:
@@ -408,7 +408,7 @@ def _base_of(run: Attributed) -> Base:
     return Base(build([(j, run.matched.get(j.inputs.rank)) for j in usable]))
 
 
-def _counted(run: Attributed, base: Base) -> list[np.ndarray]:
+def _counted(run: Attribution, base: Base) -> list[np.ndarray]:
     """Return a mask of the windows of each rank that the attribution is of."""
     ranks, numbers = ints(run.windows, "rank"), ints(run.windows, "number")
     return [
@@ -417,7 +417,7 @@ def _counted(run: Attributed, base: Base) -> list[np.ndarray]:
     ]
 
 
-def _facts_of(attribution: Attributed, base: Base) -> list[RankFacts]:
+def _facts_of(attribution: Attribution, base: Base) -> list[RankFacts]:
     ranks = attribution.pieces["rank"].to_numpy()
     alone = len(attribution.ranks) == 1
     return [
@@ -467,7 +467,7 @@ def _check_launches(source: str, joined: Sequence[JoinedRank]) -> None:
             )
 
 
-def replay_or_reason(run: Attributed) -> Replay | str:
+def replay_or_reason(run: Attribution) -> Replay | str:
     """Return the replay of a run, or why it cannot be replayed."""
     try:
         return Replay(run)
@@ -475,7 +475,7 @@ def replay_or_reason(run: Attributed) -> Replay | str:
         return str(exc).partition(": ")[2]
 
 
-def recoverable(run: Attributed, replay: Replay | str) -> dict[str, Recoverable]:
+def recoverable(run: Attribution, replay: Replay | str) -> dict[str, Recoverable]:
     """Predict what removing each cause alone would save; null with the reason where not known."""
     if isinstance(replay, str):
         return {row.id: Recoverable(None, reason=replay) for row in run.causes()}

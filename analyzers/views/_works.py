@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.factors import Factors
 from chopper.analyzers.events.groups import sum_by, time_in
 from chopper.analyzers.trace.columns import ints
@@ -25,7 +25,7 @@ COLUMNS = (
 class Works:
     """The distinct works of one rank: an event of each (row, DEVICE_EVENT), and its instances."""
 
-    run: Attributed
+    run: Attribution
     rank: int
     factors: Factors
     first: np.ndarray
@@ -44,7 +44,7 @@ Columns = tuple[np.ndarray, dict[str, object]]
 
 
 def works_table(
-    table: Table, run: Attributed, columns_of: Callable[[Works], Columns | None]
+    table: Table, run: Attribution, columns_of: Callable[[Works], Columns | None]
 ) -> pa.Table:
     """Build a view of works from its columns of each rank; None leaves a rank out."""
     parts = []

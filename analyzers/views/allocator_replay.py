@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.allocator_replay import (
     History,
     Outcome,
@@ -61,7 +61,7 @@ VIEW = View(
 )
 
 
-def allocator_replay(run: Attributed) -> pa.Table:
+def allocator_replay(run: Attribution) -> pa.Table:
     """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT -> ALLOCATOR_REPLAY."""
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:
@@ -79,7 +79,7 @@ def allocator_replay(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-def determinism_advice(run: Attributed) -> str | None:
+def determinism_advice(run: Attribution) -> str | None:
     """Say what frees at fixed points would change, of the rank whose memory depends most on timing.
 
     None where no free waited for a stream, where its time changes nothing, or without a replay.

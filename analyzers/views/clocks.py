@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.clock import CLOCK_LABELS
 from chopper.analyzers.events.clocked import Clocked, clocked_of
 from chopper.analyzers.events.device import arguments, events_of
@@ -80,14 +80,14 @@ VIEW = View(
 _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 
 
-def clocks(run: Attributed, clocked: Clocked | None) -> pa.Table:
+def clocks(run: Attribution, clocked: Clocked | None) -> pa.Table:
     """PIECE, WINDOW, DEVICE_CLOCK -> CLOCKS, most time first within a level; steps in order.
 
     Steps are of all kinds, the other levels of those that the step time is taken from.
     """
     if clocked is None:
         return VIEW.empty()
-    whole = run.whole
+    whole = run.all_steps
     of_steps = clocked if whole is run else clocked_of(whole, events_of(whole))
     dims = arguments(run, clocked.events, clocked.rows, "input_dims")
     op, kernel = clocked.texts("op"), clocked.texts("kernel")
@@ -117,7 +117,7 @@ def _level(
     return table.take(np.argsort(-table["time_ns"].to_numpy(), kind="stable"))
 
 
-def _steps(run: Attributed, clocked: Clocked) -> pa.Table:
+def _steps(run: Attribution, clocked: Clocked) -> pa.Table:
     rank, step = (of[clocked.rows] for of in (clocked.events.rank, clocked.events.step))
     groups = Groups([rank, step])
     columns = _columns(clocked, groups)
@@ -142,7 +142,7 @@ def _table(level: str, columns: dict[str, pa.Array | np.ndarray]) -> pa.Table:
     return VIEW.of(absent | {"level": [level] * size} | columns)
 
 
-def _layers(run: Attributed, clocked: Clocked) -> Texts:
+def _layers(run: Attribution, clocked: Clocked) -> Texts:
     """Return the layer of each sampled event; code -1 is null."""
     events, rows = clocked.events, clocked.rows
     none = TABLES["event_link"].empty().select(["layer"])

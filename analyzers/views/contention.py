@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views._works import COLUMNS, Columns, Works, works_table
@@ -36,7 +36,7 @@ VIEW = View(
 )
 
 
-def contention(run: Attributed) -> pa.Table:
+def contention(run: Attribution) -> pa.Table:
     """DEVICE_EVENT, PIECE -> CONTENTION: works that ran beside others, most loss first."""
     table = works_table(VIEW, run, _columns)
     return table.sort_by([("loss_ns", "descending"), ("bound_ns", "descending")])

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import Counter
 from chopper.analyzers.events.steps import windows_of
@@ -91,7 +91,7 @@ def _sampled(time_ns: np.ndarray, value: np.ndarray) -> Sampled | None:
     return Sampled(integrated(value[1:]), integrated(known), float(np.median(span)))
 
 
-def cpu_use(run: Attributed) -> pa.Table:
+def cpu_use(run: Attribution) -> pa.Table:
     """CPU_CORE, PROCESS, EVENT_LINK, WINDOW -> CPU_USE: by rank the run, its phases, its steps."""
     rows: list[dict[str, object]] = []
     for rank in run.recording.ranks:
@@ -115,13 +115,13 @@ def cpu_use(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-def sampled(run: Attributed, rank: int) -> dict[str, Sampled]:
+def sampled(run: Attribution, rank: int) -> dict[str, Sampled]:
     """Return the view's quantities that were sampled on a rank's host, by column."""
     both = {**_cores(run, rank), **_process(run, rank)}
     return {name: s for name, s in both.items() if s is not None}
 
 
-def _cores(run: Attributed, rank: int) -> dict[str, Sampled | None]:
+def _cores(run: Attribution, rank: int) -> dict[str, Sampled | None]:
     """Samples of the cores of a rank's host, taken by whichever of its ranks sampled them."""
     table = table_beside(run.recording, rank, "cpu_core")
     active = pc.greater(table["busy_ratio"], 0).cast(pa.float64())
@@ -133,7 +133,7 @@ def _cores(run: Attributed, rank: int) -> dict[str, Sampled | None]:
     return {name: _sampled(time_ns, share) for name, share in shares.items()}
 
 
-def _process(run: Attributed, rank: int) -> dict[str, Sampled | None]:
+def _process(run: Attribution, rank: int) -> dict[str, Sampled | None]:
     """Samples of the rank's own processes, taken by whichever rank watched them."""
     watchers = run.recording.watchers.get(rank)
     if not watchers:
@@ -150,7 +150,7 @@ def _process(run: Attributed, rank: int) -> dict[str, Sampled | None]:
     }
 
 
-def _spans(run: Attributed, rank: int) -> Iterator[Span]:
+def _spans(run: Attribution, rank: int) -> Iterator[Span]:
     """The run, phases by time, steps in order."""
     windows = windows_of(run, rank)
     if not windows.num_rows:
@@ -165,7 +165,7 @@ def _spans(run: Attributed, rank: int) -> Iterator[Span]:
             yield number, None, start[i : i + 1], end[i : i + 1]
 
 
-def _phases(run: Attributed, rank: int, start_ns: int, end_ns: int) -> list[Span]:
+def _phases(run: Attribution, rank: int, start_ns: int, end_ns: int) -> list[Span]:
     """Spans of the host's phases: the time until a launch is of the phase of that launch."""
     links = run.links.get(rank)
     if links is None or not links.num_rows:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import (
@@ -83,7 +83,7 @@ VIEW = View(
 )
 
 
-def energy(run: Attributed, events: Events) -> pa.Table:
+def energy(run: Attribution, events: Events) -> pa.Table:
     """DEVICE_COUNTER, DEVICE_CLOCK, HOST_ENERGY, ENERGY_WINDOW, STEP, STEP_WORK -> ENERGY.
 
     All devices together; each device and host domain as a whole, in groups of steps, by phase; then
@@ -143,7 +143,7 @@ class _Unit:
 
 
 def _unit(
-    run: Attributed, name: str, ranks: tuple[int, ...], meter: Meter | None, *, device: bool
+    run: Attribution, name: str, ranks: tuple[int, ...], meter: Meter | None, *, device: bool
 ) -> _Unit:
     table = steps_of(run, ranks[0])
     steps = np.stack([ints(table, n) for n in ("number", "start_ns", "end_ns")], axis=1)
@@ -158,7 +158,7 @@ def _unit(
     return _Unit(row, ranks, device, meter, steps, *tokens_of_steps(run, ranks, steps[:, 0]))
 
 
-def _devices(run: Attributed) -> list[_Unit]:
+def _devices(run: Attribution) -> list[_Unit]:
     """Devices of the run's ranks; ranks on parts of one socket share its counter."""
     units = []
     for ranks in ranks_by_socket(run.recording):
@@ -187,7 +187,7 @@ def _meter(counter: pa.Table, clock: pa.Table, limit: pa.Table) -> Meter | None:
     )
 
 
-def _hosts(run: Attributed) -> list[_Unit]:
+def _hosts(run: Attribution) -> list[_Unit]:
     """RAPL domains of each host: a package includes its cores, not its memory."""
     units = []
     for ranks in ranks_by_host(run.recording):
@@ -339,7 +339,7 @@ def _of_phases(events: Events, unit: _Unit) -> list[Row]:
     return found
 
 
-def _of_windows(run: Attributed) -> list[Row]:
+def _of_windows(run: Attribution) -> list[Row]:
     """Spans that another tool measured and named, by device and over all of them."""
     rows = []
     for rank in run.recording.ranks:
@@ -370,7 +370,7 @@ def _of_windows(run: Attributed) -> list[Row]:
     return rows
 
 
-def _all_devices(run: Attributed, devices: list[tuple[_Unit, Row]]) -> Row:
+def _all_devices(run: Attribution, devices: list[tuple[_Unit, Row]]) -> Row:
     """Return the row of all devices, where tokens that several ranks work on count once."""
     ranks = {rank for unit, _ in devices for rank in unit.ranks}
     own = {*with_own_tokens(run, tuple(sorted(ranks)))}

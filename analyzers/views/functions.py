@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.places import functions_in
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views import View, column
@@ -32,7 +32,7 @@ VIEW = View(
 _IDLE = tuple(cause for cause in LEAVES if cause.startswith("idle."))
 
 
-def functions(run: Attributed, links: Mapping[int, Links]) -> pa.Table:
+def functions(run: Attribution, links: Mapping[int, Links]) -> pa.Table:
     """GAP, HOST_SPAN -> FUNCTIONS, most time first."""
     on_host = all(joined.host_only for joined in run.joined.values())
     found = functions_in(run, links, None if on_host else _IDLE)

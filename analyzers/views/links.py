@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import Counter, counter_of, ranks_by_host, ranks_by_socket
 from chopper.analyzers.events.steps import windows_of
@@ -133,7 +133,7 @@ class _Link:
     counters: dict[str, list[Counter]]
 
 
-def links(run: Attributed) -> pa.Table:
+def links(run: Attribution) -> pa.Table:
     """FABRIC_PORT, PAUSE, NIC, DEVICE_COUNTER -> LINKS, the run first, congested links on top."""
     run_rows: list[Row] = []
     step_rows: list[Row] = []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.allocations import (
     CPU,
     MemoryEvents,
@@ -54,7 +54,7 @@ VIEW = View(
 )
 
 
-def memory(run: Attributed) -> pa.Table:
+def memory(run: Attribution) -> pa.Table:
     """MEMORY_EVENT or ALLOCATOR_EVENT or DEVICE_MEMORY, HOST_SPAN, STEP -> MEMORY."""
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:
@@ -67,7 +67,7 @@ def memory(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-def _of_events(run: Attributed, rank: int, events: MemoryEvents) -> list[dict[str, Any]]:
+def _of_events(run: Attribution, rank: int, events: MemoryEvents) -> list[dict[str, Any]]:
     """One row for whole steps, and one for each phase with events."""
     steps = max(len(traced_steps(run, rank)), 1)
     traced = rank in run.joined and run.joined[rank].host_span.num_rows > 0
@@ -126,7 +126,7 @@ def _of_readings(table: pa.Table, rank: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _allocator_calls(run: Attributed, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def _allocator_calls(run: Attribution, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """(phase of each runtime call that allocates or frees, -1 outside of steps; its duration)."""
     links = run.joined[rank].links()
     host = links.host

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.views import View, column, optional
 from chopper.analyzers.views.memory_steps import memory_steps
@@ -55,7 +55,7 @@ VIEW = View(
 )
 
 
-def memory_determinism(run: Attributed) -> pa.Table:
+def memory_determinism(run: Attribution) -> pa.Table:
     """MEMORY_EVENT, ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_DETERMINISM."""
     steps = memory_steps(run)
     rows: list[dict[str, Any]] = []

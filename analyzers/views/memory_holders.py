@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.allocations import is_held
 from chopper.analyzers.events.held_memory import holders_of
 from chopper.analyzers.trace.columns import ints, strings
@@ -36,7 +36,7 @@ VIEW = View(
 )
 
 
-def memory_holders(run: Attributed) -> pa.Table:
+def memory_holders(run: Attribution) -> pa.Table:
     """ALLOCATOR_BLOCK -> MEMORY_HOLDERS, most memory first."""
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.allocations import CPU
 from chopper.analyzers.events.steps import step_table, traced_steps
 from chopper.analyzers.trace.columns import ints
@@ -63,7 +63,7 @@ VIEW = View(
 )
 
 
-def memory_over_time(run: Attributed) -> pa.Table:
+def memory_over_time(run: Attribution) -> pa.Table:
     """ALLOCATOR_EVENT, DEVICE_MEMORY, DEVICE_COUNTER, PROCESS, HOST, STEP -> MEMORY_OVER_TIME."""
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:
@@ -103,7 +103,7 @@ class Growth(NamedTuple):
     steps_left: int | None
 
 
-def memory_growth(run: Attributed) -> list[Growth]:
+def memory_growth(run: Attribution) -> list[Growth]:
     """DEVICE_MEMORY, PROCESS, HOST, STEP -> memory that grows steadily, by rank.
 
     The first fifth of the steps is left out as warm-up. Memory grows if the medians of all four
@@ -153,7 +153,7 @@ def _grown(step: np.ndarray, values: np.ndarray) -> tuple[int, int, int, float] 
     return int(levels[0]), int(levels[-1]), middles[-1] - middles[0], slope
 
 
-def _series(run: Attributed, rank: int, names: Iterable[str] = _RECORDED) -> Series:
+def _series(run: Attribution, rank: int, names: Iterable[str] = _RECORDED) -> Series:
     """(times, ascending; values) of each column that there is, of the last table that has it."""
     series: Series = {}
     for name in names:
@@ -178,7 +178,7 @@ def _series(run: Attributed, rank: int, names: Iterable[str] = _RECORDED) -> Ser
     return series
 
 
-def _spans(run: Attributed, rank: int, series: Series) -> list[tuple[int | None, int, int]]:
+def _spans(run: Attribution, rank: int, series: Series) -> list[tuple[int | None, int, int]]:
     """(step, start, end) of each row."""
     steps = traced_steps(run, rank)
     numbers, starts, ends = steps.number, steps.start_ns, steps.end_ns

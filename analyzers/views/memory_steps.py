@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.allocations import CPU, MemoryEvents, known_bytes, memory_events
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.steps import TracedSteps, traced_steps
@@ -49,7 +49,7 @@ VIEW = View(
 )
 
 
-def memory_steps(run: Attributed) -> pa.Table:
+def memory_steps(run: Attribution) -> pa.Table:
     """MEMORY_EVENT or ALLOCATOR_EVENT, STEP, DEVICE_CLOCK -> MEMORY_STEPS, in this order."""
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.trace.columns import compact, dictionary, ints, strings
 from chopper.analyzers.views import View, column, optional
@@ -47,7 +47,7 @@ _LEAST_RATIO = 0.001
 _ALIKE_RATIO = 0.05
 
 
-def outlier_ranks(run: Attributed) -> pa.Table:
+def outlier_ranks(run: Attribution) -> pa.Table:
     """WINDOW, totals of causes -> OUTLIER_RANKS, those furthest from the median first."""
     time_ns, numbers, causes = cube(run)
     if not time_ns.size:
@@ -91,7 +91,7 @@ def outlier_ranks(run: Attributed) -> pa.Table:
     return VIEW.of(columns).take(pa.array(order))
 
 
-def cube(run: Attributed) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def cube(run: Attribution) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return the time of each rank and step by leaf cause, (ranks, steps, causes), in ns.
 
     Returns:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import Groups
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, matching, run_starts, strings
@@ -63,7 +63,7 @@ class Depth:
     phases: list[str]
 
 
-def queue_depth(run: Attributed) -> pa.Table:
+def queue_depth(run: Attribution) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT, HOST_SPAN, WINDOW -> QUEUE_DEPTH, the fullest first."""
     rows: list[dict[str, object]] = []
     for rank in run.recording.ranks:
@@ -77,7 +77,7 @@ def queue_depth(run: Attributed) -> pa.Table:
     return found.take(np.argsort(-entries, kind="stable"))
 
 
-def depths(run: Attributed, rank: int) -> list[Depth]:
+def depths(run: Attribution, rank: int) -> list[Depth]:
     """Return the depth of the queue of each stream of a rank, the busiest first.
 
     Events whose launch was not recorded, and what the host ran itself, are in no queue.

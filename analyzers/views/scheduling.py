@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.meter import counter_of
 from chopper.analyzers.events.steps import steps_of
@@ -77,7 +77,7 @@ VIEW = View(
 )
 
 
-def scheduling(run: Attributed) -> pa.Table:
+def scheduling(run: Attribution) -> pa.Table:
     """PROCESS_THREAD, PROCESS_EVENT, HOST, CPU_CORE -> SCHEDULING: ranks, then their threads."""
     ranks: list[dict[str, Any]] = []
     threads: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def scheduling(run: Attributed) -> pa.Table:
     return VIEW.of_rows([*ranks, *threads])
 
 
-def _threads(run: Attributed, rank: int, start: int, end: int) -> list[dict[str, Any]]:
+def _threads(run: Attribution, rank: int, start: int, end: int) -> list[dict[str, Any]]:
     """Running and waiting of each thread of a rank between two moments."""
     working = working_tids(run.joined[rank].host_span) if rank in run.joined else set()
     return [
@@ -144,7 +144,7 @@ def _growth(table: pa.Table, names: Iterable[str], start: int, end: int) -> dict
     }
 
 
-def _host(run: Attributed, rank: int, start: int, end: int) -> dict[str, float | None]:
+def _host(run: Attribution, rank: int, start: int, end: int) -> dict[str, float | None]:
     """Steal, throttling and pressure of the rank's host in that time."""
     growth = _growth(table_beside(run.recording, rank, "host"), _HELD.values(), start, end)
     found = {name: _ratio(growth[total], end - start) for name, total in _HELD.items()}
@@ -156,7 +156,7 @@ def _host(run: Attributed, rank: int, start: int, end: int) -> dict[str, float |
     return found
 
 
-def _events(run: Attributed, rank: int, start: int, end: int) -> dict[str, Any]:
+def _events(run: Attribution, rank: int, start: int, end: int) -> dict[str, Any]:
     """Switches, faults and misses of the rank's processes in that time."""
     table = table_beside(run.recording, rank, "process_event")
     table = table.filter(pa.array(ints(table, "rank") == rank))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import rows_of, sum_by
 from chopper.analyzers.trace.columns import ints, nullable, strings
 from chopper.analyzers.views import View, column, optional
@@ -52,9 +52,9 @@ VIEW = View(
 )
 
 
-def steps(run: Attributed) -> pa.Table:
+def steps(run: Attribution) -> pa.Table:
     """PIECE, WINDOW -> STEPS, of all ranks and kinds, by step, then rank."""
-    run = run.whole
+    run = run.all_steps
     windows, pieces = run.windows, run.pieces
     size = windows.num_rows
     key = ("rank", "step_index")
@@ -83,7 +83,7 @@ def steps(run: Attributed) -> pa.Table:
     return VIEW.of(columns).take(np.lexsort((rank, number)))
 
 
-def _micro_steps(run: Attributed, rank: np.ndarray, number: np.ndarray) -> pa.Array:
+def _micro_steps(run: Attribution, rank: np.ndarray, number: np.ndarray) -> pa.Array:
     counts = np.full(len(rank), -1)
     for one in np.unique(rank).tolist():
         step, mine = run.recording.table(one, "step"), rank == one

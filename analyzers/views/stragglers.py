@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.collectives import WAIT, Members
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import time_in
@@ -53,7 +53,7 @@ VIEW = View(
 )
 
 
-def stragglers(run: Attributed, members: Members) -> pa.Table:
+def stragglers(run: Attribution, members: Members) -> pa.Table:
     """COMMUNICATION, PIECE, GAP, WINDOW -> STRAGGLERS by rank and cause, most waiting first."""
     wait_ns = members.total(members.wait_ns)
     late = np.flatnonzero((wait_ns > 0) & _in_steps(run, members)[members.straggler])
@@ -99,7 +99,7 @@ def stragglers(run: Attributed, members: Members) -> pa.Table:
     return VIEW.of(columns)
 
 
-def _in_steps(run: Attributed, found: Members) -> np.ndarray:
+def _in_steps(run: Attribution, found: Members) -> np.ndarray:
     """Mask of the rows whose event belongs to a step window."""
     inside = np.zeros(len(found.of), dtype=bool)
     for rank in np.unique(found.rank).tolist():
@@ -108,7 +108,7 @@ def _in_steps(run: Attributed, found: Members) -> np.ndarray:
     return inside
 
 
-def _spent(run: Attributed, found: Members) -> tuple[np.ndarray, list[str]]:
+def _spent(run: Attribution, found: Members) -> tuple[np.ndarray, list[str]]:
     """Per row its window's time per leaf cause, and when it began: (rows, causes + 1)."""
     pieces = run.pieces
     codes, causes = strings(pieces, "cause")
@@ -130,7 +130,7 @@ def _spent(run: Attributed, found: Members) -> tuple[np.ndarray, list[str]]:
 
 
 def _before(
-    run: Attributed, found: Members, rows: np.ndarray, rank: int
+    run: Attribution, found: Members, rows: np.ndarray, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Window before each collective of one rank, in its own clock."""
     events = run.joined[rank].device_event
@@ -150,7 +150,7 @@ def _before(
 
 
 def _placed(
-    run: Attributed, rank: int, mine: np.ndarray, codes: np.ndarray, causes: list[str]
+    run: Attribution, rank: int, mine: np.ndarray, codes: np.ndarray, causes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(start, end, time) of pieces of one rank: of their event in the window, or of their gap."""
     pieces = run.pieces.take(pa.array(mine))
@@ -241,7 +241,7 @@ class Uneven:
         return round(self.own_ns[self.worst.rank] - _beyond(self.own_ns, self.worst.rank))
 
 
-def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
+def uneven(run: Attribution, members: Members, events: Events) -> Uneven | None:
     """Tell why ranks wait for each other, None where none waits. COMMUNICATION, PIECE -> kind."""
     found = worst(stragglers(run, members))
     if found is None:
@@ -275,7 +275,7 @@ def uneven(run: Attributed, members: Members, events: Events) -> Uneven | None:
     )
 
 
-def own_times(run: Attributed) -> dict[int, int]:
+def own_times(run: Attribution) -> dict[int, int]:
     """Return the mean step of each rank without waiting for other ranks, in ns."""
     time_ns, ranks, causes = cube(run)
     own = time_ns[:, :, [cause != WAIT for cause in causes]].sum(axis=(1, 2))
@@ -288,7 +288,7 @@ def _beyond(times: Mapping[int, float], rank: int) -> float:
     return (times[rank] - sum(times.values()) / len(times)) * len(times) / max(len(times) - 1, 1)
 
 
-def _work(run: Attributed, events: Events) -> dict[int, float]:
+def _work(run: Attribution, events: Events) -> dict[int, float]:
     """Return the work of each rank in a step, in ns at the mean speed of all ranks.
 
     Of each operator (or kernel) the FLOP, else the bytes, else the calls, times what these take on
@@ -308,7 +308,7 @@ def _work(run: Attributed, events: Events) -> dict[int, float]:
     return {r.rank: float(work[rank == r.rank].sum()) / max(r.steps, 1) for r in run.ranks}
 
 
-def _sends_its_own(run: Attributed, found: Members, sent: np.ndarray, events: Events) -> bool:
+def _sends_its_own(run: Attribution, found: Members, sent: np.ndarray, events: Events) -> bool:
     """Tell whether every rank sends, in most steps, before it has worked on what it received.
 
     In a ring it does; the last stage of a pipeline sends only what it made of what it received.

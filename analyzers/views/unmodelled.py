@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.event_work import operator_work, refined
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import dictionary, ints, matching, strings
@@ -45,7 +45,7 @@ VIEW = View(
 )
 
 
-def unmodelled(run: Attributed) -> pa.Table:
+def unmodelled(run: Attribution) -> pa.Table:
     """PIECE, EVENT_LINK, HOST_SPAN, DEVICE_EVENT -> UNMODELLED, longest first."""
     pieces = run.pieces
     cause, causes = strings(pieces, "cause")
@@ -69,7 +69,7 @@ def unmodelled(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-def _reasons(run: Attributed, rank: int, events: np.ndarray, texts: dict[str, int]) -> np.ndarray:
+def _reasons(run: Attribution, rank: int, events: np.ndarray, texts: dict[str, int]) -> np.ndarray:
     """Reason code of each event of the rank, -1 for others; adds new reasons to ``texts``."""
     links = run.joined[rank].links()
     work = run.work.get(rank)

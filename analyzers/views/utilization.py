@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.steps import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import phases_outside_training
@@ -77,13 +77,13 @@ class _Math:
     reason: str = "no matrix product, convolution or attention was recognized"
 
 
-def utilization(run: Attributed) -> pa.Table:
+def utilization(run: Attribution) -> pa.Table:
     """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION: by ceiling the run, its types, its ranks."""
     scale = run.step_time().scale
     if not run.observed_ns:
         return VIEW.of_rows([])
     # A rank whose windows are all left out of the step time says nothing of its FLOP.
-    traced = {r.rank for r in run.whole.ranks if r.steps}
+    traced = {r.rank for r in run.all_steps.ranks if r.steps}
     ranks = [r for r in run.ranks if r.steps or r.rank not in traced]
     math = {r.rank: _math(run, r.rank) for r in ranks}
     tokens = {rank: tokens_of(run, rank) for rank in math}
@@ -110,7 +110,7 @@ def utilization(run: Attributed) -> pa.Table:
     return VIEW.of_rows(rows)
 
 
-def _math(run: Attributed, rank: int) -> _Math:
+def _math(run: Attribution, rank: int) -> _Math:
     work, links = run.work.get(rank), run.links.get(rank)
     if work is None or links is None:
         return _Math({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.events.groups import real_or_null, whole_or_null
 from chopper.analyzers.trace.columns import ints, strings
@@ -38,7 +38,7 @@ VIEW = View(
 )
 
 
-def wave_quantization(run: Attributed) -> pa.Table:
+def wave_quantization(run: Attribution) -> pa.Table:
     """DEVICE_EVENT, PIECE -> WAVE_QUANTIZATION: products by grid, most loss first."""
     return works_table(VIEW, run, _columns).sort_by([("loss_ns", "descending")])
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.engines import Engine
     from chopper.reports.page import Page
     from chopper.storage.manifest import RunManifest
@@ -524,7 +524,7 @@ def stated(side: str = "") -> dict[int | None, str] | None:
     return both | {rank: name for (of, rank), name in stated.items() if of and of == side} or None
 
 
-def attributed(sources: Sequence[str], name: str = "") -> Attributed:
+def attributed(sources: Sequence[str], name: str = "") -> Attribution:
     """Load and attribute a run, by its name among several, while the terminal shows progress."""
     from chopper.quantities import integers
     from chopper.storage.remote import files_of

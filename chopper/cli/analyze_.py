@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.analyzers.views import View
     from chopper.causes import Level
 
@@ -157,7 +157,7 @@ def _print_view(
     print_json(document)
 
 
-def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[str, Any]:
+def to_json(attribution: Attribution, by: Level | None, top: int | None) -> dict[str, Any]:
     """Return the documented form; with a level, its groups in their order."""
     from chopper.reports import document
 
@@ -166,17 +166,17 @@ def to_json(attribution: Attributed, by: Level | None, top: int | None) -> dict[
         out["level"] = by
         out["groups"] = _table(attribution, by).slice(0, top).to_pylist()
         if out["all_kinds"] is not None:
-            out["all_kinds"]["groups"] = _table(attribution.whole, by).slice(0, top).to_pylist()
+            out["all_kinds"]["groups"] = _table(attribution.all_steps, by).slice(0, top).to_pylist()
     return out
 
 
-def to_csv(attribution: Attributed, by: Level | None, top: int | None) -> str:
+def to_csv(attribution: Attribution, by: Level | None, top: int | None) -> str:
     """Return causes, a row each; with a level, a row per value and a column per leaf cause."""
     table = _table(attribution, by).slice(0, top)
     return _csv([table.column_names, *(row.values() for row in table.to_pylist())])
 
 
-def _table(attribution: Attributed, by: Level | None) -> pa.Table:
+def _table(attribution: Attribution, by: Level | None) -> pa.Table:
     """Return the causes; with a level, the time by it."""
     from chopper.analyzers.replay.replay import recoverable, replay_or_reason
     from chopper.reports import tables
@@ -203,7 +203,7 @@ def _csv_cell(value: object) -> object:
     return csv_text(value) if isinstance(value, str) else value
 
 
-def print_text(attribution: Attributed, by: Level | None, top: int | None) -> None:
+def print_text(attribution: Attribution, by: Level | None, top: int | None) -> None:
     """Write the attribution to stdout as text, as wide as the terminal."""
     from chopper.reports import run
 

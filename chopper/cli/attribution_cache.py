@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from chopper import limits
 from chopper.addresses import is_address
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.tables import RankInput
 from chopper.errors import ChopperError, OutputError
 from chopper.hardware import calibration
@@ -52,7 +52,7 @@ _UNUSED_S = 7 * 86_400
 _DIGEST_BYTES, _LENGTH_BYTES, _HEAD_BYTES = 32, 4, 8192
 _UNWRITABLE = (UnicodeEncodeError, OverflowError)
 """Errors of values that MessagePack does not hold: a name that is not UTF-8, a huge number."""
-_APART = ("recording", "joined", "work", "factors", "all_kinds", "detail")
+_APART = ("recording", "joined", "work", "factors", "superset", "part")
 """Fields of an attribution that are not in the head of an entry, or attributions themselves."""
 
 
@@ -82,7 +82,7 @@ class Entry:
     key: str
     inputs: tuple[_Facts, ...]
 
-    def read(self) -> Attributed | None:
+    def read(self) -> Attribution | None:
         """Return the attribution; None where there is none, or it is damaged."""
         with contextlib.suppress(ValueError, msgspec.DecodeError, ChopperError):
             if (content := self.load()) is not None:
@@ -91,7 +91,7 @@ class Entry:
                 return run
         return None
 
-    def write(self, run: Attributed) -> None:
+    def write(self, run: Attribution) -> None:
         """Keep an attribution, unless it is too large, incomplete, or its inputs have changed."""
         recording = run.recording
         if any(map(recording.tables.stretches, recording.ranks)) or any(
@@ -258,7 +258,7 @@ def _source(content: bytes | memoryview) -> bytes:
     return bytes(content[_LENGTH_BYTES:end])
 
 
-def _document(run: Attributed) -> _Document | None:
+def _document(run: Attribution) -> _Document | None:
     """Return the entry of an attribution; None where it is too large."""
     recording, store = run.recording, run.recording.tables
     ranks, tables, files = {}, {}, {}
@@ -287,10 +287,10 @@ def _document(run: Attributed) -> _Document | None:
     return _Document(memoryview(values.encode(head, compressed=True)), ranks, tables)
 
 
-def _fields(run: Attributed) -> dict[str, Any]:
+def _fields(run: Attribution) -> dict[str, Any]:
     """Return what is not of one rank alone, of an attribution and of those in it."""
-    own = {f.name: getattr(run, f.name) for f in fields(Attributed) if f.name not in _APART}
-    parts = {name: getattr(run, name) for name in ("all_kinds", "detail")}
+    own = {f.name: getattr(run, f.name) for f in fields(Attribution) if f.name not in _APART}
+    parts = {name: getattr(run, name) for name in ("superset", "part")}
     return own | {name: None if part is None else _fields(part) for name, part in parts.items()}
 
 
@@ -325,7 +325,7 @@ class _Encoded:
         return tables
 
 
-def _restored(document: _Document) -> Attributed:
+def _restored(document: _Document) -> Attribution:
     """Return the attribution of an entry, whose parts of ranks are decoded when they are used."""
     described, stored, with_work, with_factors, own = values.decode(document.head)
     manifest, path, source, named_originals = described
@@ -349,12 +349,12 @@ def _restored(document: _Document) -> Attributed:
         "factors": _OfRanks(with_factors, lambda rank: parts(rank)[2]),
     }
 
-    def made(own: dict[str, Any], recording: Run) -> Attributed:
-        if own["detail"] is not None:
-            ranks = [summary.rank for summary in own["detail"]["ranks"]]
-            own["detail"] = made(own["detail"], recording.of_ranks(ranks))
-        if own["all_kinds"] is not None:
-            own["all_kinds"] = made(own["all_kinds"], recording)
-        return Attributed(**own, **of_ranks, recording=recording)
+    def made(own: dict[str, Any], recording: Run) -> Attribution:
+        if own["part"] is not None:
+            ranks = [summary.rank for summary in own["part"]["ranks"]]
+            own["part"] = made(own["part"], recording.of_ranks(ranks))
+        if own["superset"] is not None:
+            own["superset"] = made(own["superset"], recording)
+        return Attribution(**own, **of_ranks, recording=recording)
 
     return made(own, recording)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.storage.run import Run
 
 
@@ -38,7 +38,7 @@ def load(path: Path) -> Experiment:
     plan = read_plan(path)
     of_workload = program(plan.workload)
     notes: list[str] = []
-    attributions: dict[str, list[Attributed]] = {}
+    attributions: dict[str, list[Attribution]] = {}
     measured: list[Value] = []
     for variant in plan.variants:
         attributions[variant.name] = []

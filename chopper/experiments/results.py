@@ -33,7 +33,7 @@ from chopper.tables.ranges import FileName, Integer, Ranks, Ratio, Time
 if TYPE_CHECKING:
     import argparse
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.analyzers.compare.result import Comparison
     from chopper.experiments.declarations import Bound, Needs, ShownView, Workload
     from chopper.statistics import Estimate
@@ -195,7 +195,7 @@ class Experiment:
     path: Path
     plan: Plan
     rows: tuple[Row, ...]
-    attributions: dict[str, list[Attributed]] = field(repr=False)
+    attributions: dict[str, list[Attribution]] = field(repr=False)
     """Variant → its repetitions that could be attributed."""
     notes: tuple[str, ...] = ()
     program: Program | None = field(default=None, repr=False)
@@ -513,6 +513,6 @@ def sorted_out(
     )
 
 
-def _median_run(attributions: list[Attributed]) -> Attributed:
+def _median_run(attributions: list[Attribution]) -> Attribution:
     order = sorted(attributions, key=lambda a: a.step_time().headline_ns or 0)
     return order[(len(order) - 1) // 2]

@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.columns import ints
 from chopper.errors import ChopperError, OutputError, UsageError, say
 from chopper.fresh_python import environment
@@ -178,14 +178,14 @@ def check(tracker: str, into: Any = None, directory: object = None) -> None:
 # ---------------------------------------------------------------- what is logged
 
 
-def metrics_of(run: Attributed) -> list[StepMetrics]:
+def metrics_of(run: Attribution) -> list[StepMetrics]:
     """Return the metrics of each numbered step, in order. WINDOW, PIECE, STEP -> metrics.
 
     A trace without steps has no numbered window, and so only a summary.
     """
     from chopper.views import view
 
-    attribution = run.whole
+    attribution = run.all_steps
     values: dict[int, dict[str, float]] = defaultdict(dict)
     windows = _lengths([attribution.windows])
     marks = _lengths([run.recording.table(rank, "step") for rank in run.recording.ranks])
@@ -230,7 +230,7 @@ def _lengths(tables: list[pa.Table]) -> dict[int, tuple[int, int, int]]:
     return counts
 
 
-def summary_of(run: Attributed) -> dict[str, float]:
+def summary_of(run: Attribution) -> dict[str, float]:
     """Return the step time in ms, and the share of each leaf cause with its 95 % interval."""
     metrics: dict[str, float] = {}
     if run.step.headline_ns is not None:
@@ -246,14 +246,14 @@ def summary_of(run: Attributed) -> dict[str, float]:
     return {f"chopper/summary/{name}": value for name, value in metrics.items()}
 
 
-def _with_summary(run: Attributed) -> list[StepMetrics]:
+def _with_summary(run: Attribution) -> list[StepMetrics]:
     """Return the metrics of all steps, and the summary as metrics of the last one."""
     logged = metrics_of(run)
     last = logged[-1] if logged else StepMetrics(0, 0, {})
     return [*logged, StepMetrics(last.step, last.end_ns, summary_of(run))]
 
 
-def _write_report(run: Attributed, directory: Path) -> Path:
+def _write_report(run: Attribution, directory: Path) -> Path:
     from chopper.api import report
 
     return report(run, directory / _REPORT)
@@ -262,7 +262,7 @@ def _write_report(run: Attributed, directory: Path) -> Path:
 # ---------------------------------------------------------------- Weights & Biases
 
 
-def _to_wandb(run: Attributed, into: Any, directory: Path | None) -> str:
+def _to_wandb(run: Attribution, into: Any, directory: Path | None) -> str:
     import wandb
 
     target = into or wandb.run
@@ -292,7 +292,7 @@ def _to_wandb(run: Attributed, into: Any, directory: Path | None) -> str:
     return f"{folder} (upload it: wandb sync {folder})" if target.offline else str(target.url)
 
 
-def _log_wandb(run: Attributed, target: Any) -> None:
+def _log_wandb(run: Attribution, target: Any) -> None:
     import wandb
 
     from chopper.storage.caches import scratch
@@ -313,7 +313,7 @@ def _log_wandb(run: Attributed, target: Any) -> None:
 # ---------------------------------------------------------------- MLflow
 
 
-def _to_mlflow(run: Attributed, into: Any, directory: Path | None) -> str:
+def _to_mlflow(run: Attribution, into: Any, directory: Path | None) -> str:
     import mlflow
     from mlflow import MlflowClient
 
@@ -350,7 +350,7 @@ def _experiment(client: Any, directory: Path | None) -> str:
     return str(client.create_experiment(name, artifact_location=artifacts))
 
 
-def _log_mlflow(run: Attributed, client: Any, run_id: str) -> None:
+def _log_mlflow(run: Attribution, client: Any, run_id: str) -> None:
     from mlflow.entities import Metric
 
     from chopper.storage.caches import scratch
@@ -369,7 +369,7 @@ def _log_mlflow(run: Attributed, client: Any, run_id: str) -> None:
 # ---------------------------------------------------------------- TensorBoard
 
 
-def _to_tensorboard(run: Attributed, into: Any, directory: Path | None) -> str:
+def _to_tensorboard(run: Attribution, into: Any, directory: Path | None) -> str:
     writer = into
     if writer is None:
         assert directory is not None
@@ -388,7 +388,7 @@ def _to_tensorboard(run: Attributed, into: Any, directory: Path | None) -> str:
     return f"{writer.log_dir} (open it: tensorboard --logdir {writer.log_dir})"
 
 
-def _text(run: Attributed, page: Path) -> str:
+def _text(run: Attribution, page: Path) -> str:
     """Return the causes as a table in Markdown, and where the report is."""
     rows = [f"Report: {page}", "", "| cause | share | 95 % interval |", "|---|---:|---:|"]
     for row in run.leaves():
@@ -426,7 +426,7 @@ class _Events:
         self._add_event(Event(summary=summary, step=step, wall_time=walltime))
 
 
-_LOGGERS: dict[str, Callable[[Attributed, Any, Path | None], str]] = {
+_LOGGERS: dict[str, Callable[[Attribution, Any, Path | None], str]] = {
     "wandb": _to_wandb,
     "mlflow": _to_mlflow,
     "tensorboard": _to_tensorboard,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.api import query
 from chopper.pipeline import attribute
 from tests.golden.own import OWN, ROOT
@@ -49,16 +49,16 @@ SELECT
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: run.name)
-def run(request: pytest.FixtureRequest) -> Attributed:
+def run(request: pytest.FixtureRequest) -> Attribution:
     path: Path = request.param
     return attribute(path)
 
 
 @pytest.mark.parametrize("sql", [OPEN_STEPS, OPEN_CAUSES, OTHER_CAUSES])
-def test_no_step_and_no_cause_has_other_time_than_its_parts(run: Attributed, sql: str) -> None:
+def test_no_step_and_no_cause_has_other_time_than_its_parts(run: Attribution, sql: str) -> None:
     assert [*query(run, sql)] == []
 
 
-def test_leaves_sum_to_the_observed_time(run: Attributed) -> None:
+def test_leaves_sum_to_the_observed_time(run: Attribution) -> None:
     (time,) = query(run, TIME)
     assert time["caused_ns"] == time["observed_ns"] == run.observed_ns > 0

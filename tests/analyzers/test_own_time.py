@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.reports import breakdown
 from chopper.reports.story import Story
@@ -19,7 +19,7 @@ STEPS = 2
 KERNEL = "void copy_kernel(float*)"
 
 
-def attributed(folder: Path) -> Attributed:
+def attributed(folder: Path) -> Attribution:
     """Two steps, each with a kernel of 640 µs that starts 300 µs after its launching call ended."""
     trace = Trace()
     for number in range(STEPS):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay import schedule
 from chopper.analyzers.replay.replay import Replay, replay_or_reason
 from chopper.analyzers.views.utilization import utilization
@@ -31,29 +31,29 @@ Event = dict[str, Any]
 Edit = Callable[[Event], list[Event]]
 
 
-def lengths(found: Attributed) -> list[int]:
-    windows = found.whole.windows.to_pylist()
+def lengths(found: Attribution) -> list[int]:
+    windows = found.all_steps.windows.to_pylist()
     return [w["end_ns"] - w["start_ns"] for w in windows]
 
 
-def step_numbers(found: Attributed) -> list[int | None]:
-    return [w["number"] for w in found.whole.windows.to_pylist()]
+def step_numbers(found: Attribution) -> list[int | None]:
+    return [w["number"] for w in found.all_steps.windows.to_pylist()]
 
 
-def said(found: Attributed) -> dict[str, str]:
+def said(found: Attribution) -> dict[str, str]:
     """Message of each finding but those that all such traces have."""
     usual = ("telemetry.clock_missing", "trace.no_shapes", "trace.not_recorded", "trace.boot_clock")
     return {f.code: f.message for f in found.findings if f.code not in usual}
 
 
-def times(found: Attributed) -> dict[str, int]:
+def times(found: Attribution) -> dict[str, int]:
     """Time of each cause, which sum to the windows exactly."""
-    causes = {c.id: c.time_ns for c in found.whole.leaves()}
-    assert sum(causes.values()) == sum(lengths(found)) == found.whole.observed_ns
+    causes = {c.id: c.time_ns for c in found.all_steps.leaves()}
+    assert sum(causes.values()) == sum(lengths(found)) == found.all_steps.observed_ns
     return causes
 
 
-def computing(found: Attributed) -> int:
+def computing(found: Attribution) -> int:
     return sum(t for cause, t in times(found).items() if cause.startswith("compute."))
 
 
@@ -171,7 +171,7 @@ def test_windows_of_the_files(
 ) -> None:
     found = pipeline.attribute([*sorted(FILES.glob(files))])
     assert len(lengths(found)) == steps
-    assert found.whole.observed_ns == observed_ns
+    assert found.all_steps.observed_ns == observed_ns
     assert computing(found) == math_ns
     others = set(said(found))
     for code, text in codes.items():
@@ -229,7 +229,7 @@ def test_two_devices_of_one_process_lose_no_kernels() -> None:
 def test_what_marks_steps(tmp_path: Path, text: str, first: int) -> None:
     found = pipeline.attribute(write(tmp_path / "t.json", named(text)))
     assert step_numbers(found) == [*range(first, first + 6)]
-    assert found.whole.observed_ns == 5_890_000
+    assert found.all_steps.observed_ns == 5_890_000
     assert "trace.steps_from" in said(found)
 
 
@@ -237,7 +237,7 @@ def test_what_marks_steps(tmp_path: Path, text: str, first: int) -> None:
 def test_what_marks_no_steps(tmp_path: Path, text: str) -> None:
     found = pipeline.attribute(write(tmp_path / "t.json", named(text)))
     assert step_numbers(found) == [None]
-    assert found.whole.observed_ns == 5_995_000  # to the end of the last range
+    assert found.all_steps.observed_ns == 5_995_000  # to the end of the last range
     assert times(found)["idle.no_step"] == 105_000
 
 
@@ -284,7 +284,7 @@ def test_a_part_of_the_steps_is_no_step(tmp_path: Path) -> None:
         return {"name": f"step {i}", "ts": event["ts"] + 10, "dur": 100}
 
     found = pipeline.attribute(write(tmp_path / "t.json", of_steps(outer, inner)))
-    assert found.whole.observed_ns == 5_890_000
+    assert found.all_steps.observed_ns == 5_890_000
     assert "range train_step" in said(found)["trace.steps_from"]
 
 
@@ -368,7 +368,7 @@ def test_ranges_without_an_end_last_until_the_next(tmp_path: Path) -> None:
         database.execute("UPDATE NVTX_EVENTS SET end = NULL")
     found = pipeline.attribute(path)
     assert step_numbers(found) == [*range(10, 16)]
-    assert found.whole.observed_ns == 5_890_000
+    assert found.all_steps.observed_ns == 5_890_000
 
 
 # ---------------------------------------------------------------- clocks
@@ -380,7 +380,7 @@ def test_a_device_clock_that_is_early_is_corrected(tmp_path: Path, us: int) -> N
     assert step_numbers(found) == [*range(2, 8)]
     assert found.coverage["launch_known_ratio"] == 1
     # The quickest launch takes 5 µs from its call on, instead of 10.
-    assert found.whole.observed_ns == 5_885_000
+    assert found.all_steps.observed_ns == 5_885_000
     [(code, message)] = said(found).items()
     assert code == "device.clock_corrected"
     assert "behind" in message
@@ -399,10 +399,10 @@ def test_a_late_device_clock_is_told_from_latency_by_what_waited(tmp_path: Path,
         write(tmp_path / "a.json", moved(us), of_steps(lambda i, e: {}, waits))
     )
     assert "ahead of" in said(waited)["device.clock_corrected"]
-    assert waited.whole.observed_ns == 5_890_000
+    assert waited.all_steps.observed_ns == 5_890_000
     latency = pipeline.attribute(write(tmp_path / "b.json", moved(us)))
     assert not [code for code in said(latency) if code.startswith("device.clock")]
-    assert latency.whole.observed_ns == 5_890_000 + us * US
+    assert latency.all_steps.observed_ns == 5_890_000 + us * US
 
 
 @pytest.mark.parametrize("stray", [False, True])
@@ -433,7 +433,7 @@ def test_a_call_that_waited_for_another_device_moves_no_clock(tmp_path: Path, st
 def test_a_clock_that_may_be_right_is_left_alone(tmp_path: Path, us: int) -> None:
     found = pipeline.attribute(write(tmp_path / "t.json", moved(us)))
     assert not said(found)
-    assert found.whole.observed_ns == 5_890_000 + us * US
+    assert found.all_steps.observed_ns == 5_890_000 + us * US
 
 
 @pytest.mark.parametrize("drift", [-0.05, -0.2])
@@ -497,14 +497,14 @@ def test_until_a_kernel_follows_a_lost_one_the_device_is_unknown(tmp_path: Path)
     found = pipeline.attribute(write(tmp_path / "t.json", without(lambda i: i == 10)))
     assert times(found)[UNKNOWN] == 152_000
     assert "1 of 36 kernel launches" in said(found)["launch.without_kernel"]
-    assert found.whole.observed_ns == 5_890_000
+    assert found.all_steps.observed_ns == 5_890_000
 
 
 def test_where_all_steps_lost_most_kernels_all_stay(tmp_path: Path) -> None:
     found = pipeline.attribute(write(tmp_path / "t.json", without(lambda i: i % 6 != 0)))
     assert step_numbers(found) == [*range(2, 8)]
     assert "steps.lost" not in said(found)
-    assert times(found)[UNKNOWN] > 0.8 * found.whole.observed_ns
+    assert times(found)[UNKNOWN] > 0.8 * found.all_steps.observed_ns
     assert computing(found) == 6 * 100 * US
 
 
@@ -525,7 +525,7 @@ def test_unknown_time_is_no_part_of_mfu(tmp_path: Path) -> None:
     late = of_kernels(lambda i, k: {**k, "ts": k["ts"] + 400_000} if i == 35 else k)
     good = pipeline.attribute(FILES / "good-reference.json")
     found = pipeline.attribute(write(tmp_path / "t.json", late))
-    ratios = [utilization(run.whole).to_pylist()[0]["mfu_ratio"] for run in (good, found)]
+    ratios = [utilization(run.all_steps).to_pylist()[0]["mfu_ratio"] for run in (good, found)]
     assert ratios[1] == pytest.approx(ratios[0], rel=0.01)
 
 

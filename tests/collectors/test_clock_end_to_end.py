@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.collectors.base import CollectorContext
 from chopper.hardware.environment import clock_anchor
 from chopper.recording.finish import finalize
@@ -70,7 +70,7 @@ LEAD_MS = 800
 
 @dataclass(frozen=True)
 class Recorded:
-    attribution: Attributed
+    attribution: Attribution
     start_ns: np.ndarray
     end_ns: np.ndarray
     script: Script

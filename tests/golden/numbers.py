@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from chopper.storage.run import Run
 
 _CALLS = pa.array(["runtime", "driver"])
@@ -21,7 +21,7 @@ HEADER = ("rank", "step", "name", "value")
 Row = tuple[str, str, str, str]
 
 
-def numbers(run: Run, attribution: Attributed) -> list[Row]:
+def numbers(run: Run, attribution: Attribution) -> list[Row]:
     """Counts of what was read, causes of each step and rank, step time, coverage and findings."""
     rows = [_row(name, value) for name, value in _whole(run, attribution)]
     for rank in run.ranks:
@@ -43,7 +43,7 @@ def _row(name: str, value: object, rank: object = "", step: object = "") -> Row:
     return str(rank), str(step), name, str(value)
 
 
-def _whole(run: Run, attribution: Attributed) -> Iterator[tuple[str, object]]:
+def _whole(run: Run, attribution: Attribution) -> Iterator[tuple[str, object]]:
     yield "ranks", len(run.ranks)
     time = attribution.step_time()
     if time.untraced is not None:
@@ -55,7 +55,7 @@ def _whole(run: Run, attribution: Attributed) -> Iterator[tuple[str, object]]:
         yield f"finding.{code}", count
 
 
-def _found(attribution: Attributed) -> Iterator[str]:
+def _found(attribution: Attribution) -> Iterator[str]:
     for finding in attribution.findings:
         yield from [finding.code] * (finding.count or 1)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.causes import LEVELS
 from chopper.errors import InputError
 from tests.golden.fetch import blank, catalogue, fetch
@@ -41,7 +41,7 @@ def public() -> list[str]:
     return list(dict.fromkeys(_ONE_RUN if n.startswith(_ONE_RUN) else n for n in wanted))
 
 
-def closes(attribution: Attributed) -> None:
+def closes(attribution: Attribution) -> None:
     """Causes sum to the observed time of each step, at every level."""
     windows = attribution.windows
     spans = windows["end_ns"].to_numpy() - windows["start_ns"].to_numpy()
@@ -102,9 +102,9 @@ def test_every_recording_has_a_verdict() -> None:
 def check(source: Path, name: str, update: bool) -> None:
     run = pipeline.read(source)
     shown = pipeline.attribute(run)
-    for attribution in {id(a): a for a in (shown, shown.whole)}.values():
+    for attribution in {id(a): a for a in (shown, shown.all_steps)}.values():
         closes(attribution)
-    rows = numbers(run, shown.whole)
+    rows = numbers(run, shown.all_steps)
     file = EXPECTED / f"{name}.csv"
     if update:
         file.parent.mkdir(parents=True, exist_ok=True)

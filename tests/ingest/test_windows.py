@@ -52,11 +52,11 @@ def test_the_windows_of_a_schedule_are_one_rank(tmp_path: Path) -> None:
         files = sorted((tmp_path / name).iterdir())
         assert len(files) == 3
         # Whole: on a busy machine a slow step may be a kind of its own.
-        together = pipeline.attribute(tmp_path / name).whole
+        together = pipeline.attribute(tmp_path / name).all_steps
         assert [r.rank for r in together.ranks] == [0]
         assert together.windows["number"].to_pylist() == [3, 4, 8, 9, 13, 14]
         # Each window as it is attributed alone: nothing between them counts.
-        alone = [pipeline.attribute(file).whole for file in files]
+        alone = [pipeline.attribute(file).all_steps for file in files]
         assert together.observed_ns == sum(one.observed_ns for one in alone)
         assert sum(r.time_ns for r in together.leaves()) == together.observed_ns
         assert {f.code for f in together.findings} >= {"trace.several_windows"}
@@ -65,7 +65,7 @@ def test_the_windows_of_a_schedule_are_one_rank(tmp_path: Path) -> None:
             assert sum(g.time_ns for g in together.by(level)) == together.observed_ns
         imported = tmp_path / f"{name}-run"
         assert run("import", tmp_path / name, "-o", imported).code == 0
-        kept = pipeline.attribute(imported).whole
+        kept = pipeline.attribute(imported).all_steps
         assert [r.time_ns for r in kept.causes()] == [r.time_ns for r in together.causes()]
         assert run("report", imported, "-o", tmp_path / f"{name}.html").code == 0
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.errors import OutputError, UsageError
 from chopper.integrations.trackers import log_run, log_safely, metrics_of, summary_of
 from tests.command import run as run_command
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the trackers, when they 
 
 
 @pytest.fixture(scope="module", params=["model-cuda", "loading"])
-def run(request: pytest.FixtureRequest) -> Attributed:
+def run(request: pytest.FixtureRequest) -> Attribution:
     return pipeline.attribute(OWN / request.param)
 
 
 @pytest.fixture(scope="module")
-def small() -> Attributed:
+def small() -> Attribution:
     return pipeline.attribute(OWN / "model-cuda")
 
 
@@ -60,7 +60,7 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         wandb.teardown()  # which has read the environment once
 
 
-def check(logged: Logged, run: Attributed, *, bits: int = 64) -> None:
+def check(logged: Logged, run: Attribution, *, bits: int = 64) -> None:
     """Check that what was logged, in its own units, is the attribution to the nanosecond.
 
     With 32 bits, that it is the nearest number to it.
@@ -73,14 +73,14 @@ def check(logged: Logged, run: Attributed, *, bits: int = 64) -> None:
             for number, values in wanted.items()
         }
         return
-    numbers = {(w["rank"], w["step_index"]): w["number"] for w in run.whole.windows.to_pylist()}
+    numbers = {(w["rank"], w["step_index"]): w["number"] for w in run.all_steps.windows.to_pylist()}
     ranks: dict[int, int] = defaultdict(int)
     observed_ns: dict[int, int] = defaultdict(int)
     causes_ns: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for window in run.whole.windows.to_pylist():
+    for window in run.all_steps.windows.to_pylist():
         ranks[window["number"]] += 1
         observed_ns[window["number"]] += window["end_ns"] - window["start_ns"]
-    for piece in run.whole.pieces.to_pylist():
+    for piece in run.all_steps.pieces.to_pylist():
         causes_ns[numbers[piece["rank"], piece["step_index"]]][piece["cause"]] += piece["time_ns"]
     recorded = [
         row for rank in run.recording.ranks for row in run.recording.table(rank, "step").to_pylist()
@@ -114,7 +114,7 @@ def check(logged: Logged, run: Attributed, *, bits: int = 64) -> None:
         assert not any("chopper/sm_clock_mhz" in values for values in logged.values())
 
 
-def check_summary(summary: dict[str, float], run: Attributed, *, bits: int = 64) -> None:
+def check_summary(summary: dict[str, float], run: Attribution, *, bits: int = 64) -> None:
     if bits == 32:
         assert summary == {n: float(np.float32(v)) for n, v in summary_of(run).items()}
         summary = summary_of(run)
@@ -173,7 +173,7 @@ def wandb_logged(file: Path) -> tuple[Logged, dict[str, Any], list[Any]]:
     return logged, summary, records
 
 
-def test_wandb_has_steps_summary_and_report(run: Attributed, tmp_path: Path) -> None:
+def test_wandb_has_steps_summary_and_report(run: Attribution, tmp_path: Path) -> None:
     where = log_run(run, "wandb", directory=tmp_path / "w")
     (file,) = (tmp_path / "w").rglob("*.wandb")
     assert where == f"{file.parent} (upload it: wandb sync {file.parent})"
@@ -192,7 +192,7 @@ def test_wandb_has_steps_summary_and_report(run: Attributed, tmp_path: Path) -> 
     assert "<html" in page.read_text()
 
 
-def test_an_active_wandb_run_goes_on(small: Attributed, tmp_path: Path) -> None:
+def test_an_active_wandb_run_goes_on(small: Attribution, tmp_path: Path) -> None:
     import wandb
 
     with wandb.init(project="mine", settings=wandb.Settings(silent=True)) as active:
@@ -259,7 +259,7 @@ def mlflow_logged(uri: str, run_id: str) -> tuple[Logged, dict[str, float], list
     return dict(logged), summary, files
 
 
-def test_mlflow_has_steps_summary_and_report(run: Attributed, in_files: str) -> None:
+def test_mlflow_has_steps_summary_and_report(run: Attribution, in_files: str) -> None:
     where = log_run(run, "mlflow")
     assert where.startswith(f"{in_files}, run ")
     logged, summary, files = mlflow_logged(in_files, where.rpartition(" ")[2])
@@ -279,7 +279,7 @@ def test_mlflow_needs_no_server(tmp_path: Path) -> None:
     assert [*(tmp_path / "m" / "artifacts").rglob("chopper-report.html")]
 
 
-def test_an_active_mlflow_run_goes_on(small: Attributed, in_files: str) -> None:
+def test_an_active_mlflow_run_goes_on(small: Attribution, in_files: str) -> None:
     import mlflow
 
     mlflow.set_tracking_uri(in_files)
@@ -327,7 +327,7 @@ def tensorboard_logged(directory: Path) -> tuple[Logged, dict[str, float], str]:
     return dict(logged), summary, text.decode()
 
 
-def test_tensorboard_has_steps_summary_and_report(run: Attributed, tmp_path: Path) -> None:
+def test_tensorboard_has_steps_summary_and_report(run: Attribution, tmp_path: Path) -> None:
     done = run_command("export", run.source, "--to", "tensorboard", "-o", tmp_path / "t")
     assert done.code == 0, done.err
     logged, summary, text = tensorboard_logged(tmp_path / "t")
@@ -340,7 +340,7 @@ def test_tensorboard_has_steps_summary_and_report(run: Attributed, tmp_path: Pat
     assert (again.code, "holds files" in again.line) == (1, True)
 
 
-def test_a_summary_writer_of_torch_goes_on(small: Attributed, tmp_path: Path) -> None:
+def test_a_summary_writer_of_torch_goes_on(small: Attribution, tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path)) as writer:
@@ -357,7 +357,7 @@ def test_a_summary_writer_of_torch_goes_on(small: Attributed, tmp_path: Path) ->
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
 def test_a_server_that_is_not_there_is_one_line_and_soon(
     tracker: Any,
-    small: Attributed,
+    small: Attribution,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -393,7 +393,7 @@ def test_a_package_that_is_not_there_is_named(
 
 
 def test_what_cannot_be_logged_is_refused(
-    small: Attributed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Attribution, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="tracker 'neptune' unknown: one of wandb, mlflow"):
         log_run(small, "neptune")

@@ -23,7 +23,7 @@ from tests.known_causes.results import MAGNITUDES, REAL, Case, judged
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from tests.known_causes.injections.plan import Truth
     from tests.known_causes.recordings import Recorded
 
@@ -141,8 +141,8 @@ def _excused(case: Case, other_cores: float) -> Case:
     )
 
 
-def per_step(attribution: Attributed) -> np.ndarray:
-    """Attributed time by rank, step number and leaf: (ranks, steps, LEAVES) nanoseconds.
+def per_step(attribution: Attribution) -> np.ndarray:
+    """Attribution time by rank, step number and leaf: (ranks, steps, LEAVES) nanoseconds.
 
     All of the phase ``recompute`` counts as recomputation: without a device, what is between the
     operators that are run again is idle time of that phase.
@@ -165,7 +165,7 @@ def per_step(attribution: Attributed) -> np.ndarray:
     return found
 
 
-def named_stragglers(attribution: Attributed) -> dict[int, int]:
+def named_stragglers(attribution: Attribution) -> dict[int, int]:
     """Step number → rank that came last at the collective that was waited for longest."""
     from chopper.views import view
 

@@ -27,7 +27,7 @@ from tests.known_causes.injections.plan import Job, Truth
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from tests.known_causes.injections.plan import Plan
 
 LINKED = "slow_link"
@@ -42,7 +42,7 @@ class Recorded:
 
     plan: Plan
     truths: list[Truth]
-    attribution: Attributed | None
+    attribution: Attribution | None
     other_cores: float
 
     @property
@@ -81,7 +81,7 @@ def _record(plans: Sequence[Plan], *, linked: bool) -> Iterator[Recorded]:
             attribution = None
             if not any(truth.skipped for truth in truths):
                 finalize(path)
-                attribution = pipeline.attribute(pipeline.read(path)).whole
+                attribution = pipeline.attribute(pipeline.read(path)).all_steps
             yield Recorded(plan, truths, attribution, others.cores)
 
 

@@ -26,7 +26,7 @@ from tests.known_causes.results import ALONE, MIXED, Case, judged
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
     from tests.known_causes.model.plan import Plan
     from tests.known_causes.model.records import Recording
 
@@ -141,17 +141,17 @@ def _run(plan: Plan) -> _Outcome:
     return _Outcome(ledger(recording), time_ns, refusals(attribution))
 
 
-def run_model(plan: Plan) -> tuple[Recording, Attributed]:
+def run_model(plan: Plan) -> tuple[Recording, Attribution]:
     """Run the model, write what it did as a recorded run, and attribute that."""
     from chopper.pipeline import attribute, read
 
     recording = simulate(plan)
     with scratch("validate") as folder:
         write(recording, folder)
-        return recording, attribute(read(folder)).whole
+        return recording, attribute(read(folder)).all_steps
 
 
-def refusals(attribution: Attributed) -> dict[str, str]:
+def refusals(attribution: Attribution) -> dict[str, str]:
     """Factor of compute → why the attribution did not measure it."""
     basis = attribution.bases[_NOT_CLAIMED].text
     return {match[1]: match[2] for match in _NOT_MEASURED.finditer(basis)}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.views import view
 from tests.kineto_writer import Trace
 
@@ -31,14 +31,14 @@ def product(trace: Trace, host: int, start: int, length: int, tid: int | None = 
     return start + length
 
 
-def attributed(path: Path, *traces: Trace) -> Attributed:
+def attributed(path: Path, *traces: Trace) -> Attribution:
     path.mkdir()
     for i, trace in enumerate(traces):
         (path / f"rank{i}.json").write_bytes(trace.encode())
     return pipeline.attribute(path)
 
 
-def sums(attribution: Attributed, rank: int) -> dict[str, int]:
+def sums(attribution: Attribution, rank: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in attribution.pieces.select(["rank", "cause", "time_ns"]).to_pylist():
         if row["rank"] == rank:
@@ -46,7 +46,7 @@ def sums(attribution: Attributed, rank: int) -> dict[str, int]:
     return found
 
 
-def more(injected: Attributed, plain: Attributed, rank: int = 0) -> dict[str, int]:
+def more(injected: Attribution, plain: Attribution, rank: int = 0) -> dict[str, int]:
     a, b = sums(injected, rank), sums(plain, rank)
     return {c: a.get(c, 0) - b.get(c, 0) for c in {*a, *b} if a.get(c, 0) != b.get(c, 0)}
 

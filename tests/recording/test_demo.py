@@ -12,7 +12,7 @@ import pytest
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.reports import comparison as comparison_report
 from tests import command
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_the_action_that_the_report_suggests_removes_what_it_says(tmp_path: Path) -> None:
-    runs: list[Attributed] = []
+    runs: list[Attribution] = []
     printed: list[list[str]] = []
     for options in ((), ("--fixed",)):
         run = tmp_path / f"run{len(runs)}"

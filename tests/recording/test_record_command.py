@@ -834,7 +834,7 @@ def test_requests_that_a_program_marks_are_steps_of_inference(record):
     said, run = recorded(record, program)
     assert "no step was detected" not in said
     # On a busy machine a step may be a long one, and so of another kind.
-    assert run.whole.windows["number"].to_pylist() == [2, 3, 4, 5, 6]
+    assert run.all_steps.windows["number"].to_pylist() == [2, 3, 4, 5, 6]
     assert {str(g.key) for g in run.by("phase")} >= {"inference"}
 
 
@@ -851,7 +851,7 @@ def test_functions_in_a_loop_are_recorded_from_the_import_of_torch_on(record):
 def test_steps_are_counted_from_the_training_on_where_the_model_was_called_before(record):
     _, run = recorded(record, _MODEL + _INFERS + _TRAINS)
     # On a busy machine the profiler is ready a step later.
-    assert run.whole.windows["number"].to_pylist() in ([2, 3, 4, 5, 6], [3, 4, 5, 6])
+    assert run.all_steps.windows["number"].to_pylist() in ([2, 3, 4, 5, 6], [3, 4, 5, 6])
     assert run.recording.manifest.ranks[0].steps_count == 12
 
 

@@ -155,7 +155,7 @@ def test_a_generator_of_the_program_is_data_in_its_trace(task):
     [waits, *_] = {s["function"] for s in mine if "tests/waiting.py" in s["function"]}
     host = run.table(0, "host_span").to_pylist()
     assert any(s["name"] == waits and s["category"] == "python" for s in host)
-    attribution = pipeline.attribute(run).whole
+    attribution = pipeline.attribute(run).all_steps
     data = {group.key: group.causes for group in attribution.by("phase")}["data"]
     assert data["idle.preparation.data"] > 0
 

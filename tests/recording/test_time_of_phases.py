@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.views.utilization import utilization
 from chopper.causes import CAUSES, Level
 from tests.waiting import PATIENCE_S
@@ -45,20 +45,20 @@ def empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def attributed(run: str | Path = "run") -> Attributed:
+def attributed(run: str | Path = "run") -> Attribution:
     """All traced steps: which of them are alike depends on how long each took."""
-    attribution = pipeline.attribute(run).whole
+    attribution = pipeline.attribute(run).all_steps
     levels: tuple[Level, ...] = ("phase", "layer", "op", "kernel")
     for level in levels:
         assert sum(g.time_ns for g in attribution.by(level)) == attribution.observed_ns
     return attribution
 
 
-def times(attribution: Attributed, level: Level) -> dict[object, int]:
+def times(attribution: Attribution, level: Level) -> dict[object, int]:
     return {group.key: group.time_ns for group in attribution.by(level)}
 
 
-def computing(attribution: Attributed, phase: str) -> dict[str, int]:
+def computing(attribution: Attribution, phase: str) -> dict[str, int]:
     causes = {group.key: group.causes for group in attribution.by("phase")}.get(phase, {})
     return {cause: ns for cause, ns in causes.items() if cause.startswith("compute") and ns}
 
@@ -97,7 +97,7 @@ def test_waiting_for_a_batch_belongs_to_no_layer(loader, phases):
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
-    attribution = attributed().whole  # a busy machine makes the first steps a kind of their own
+    attribution = attributed().all_steps  # a busy machine makes the first steps a kind of their own
     waited_ns = _STEPS * _WAIT_S * 1e9
     by_phase = times(attribution, "phase")
     assert sum(by_phase.get(phase, 0) for phase in phases) >= waited_ns
@@ -123,7 +123,7 @@ def test_time_before_gradients_are_zeroed_is_not_of_the_optimizer(marked):
             optimizer.step()
             if marked:
                 prof.step()
-    found = pipeline.attribute("run").whole.by("phase")
+    found = pipeline.attribute("run").all_steps.by("phase")
     waited = {g.key: g.causes.get("idle.preparation.python", 0) for g in found}
     assert waited["between"] >= _STEPS * _WAIT_S * 1e9
 
@@ -216,7 +216,7 @@ def test_compilation_is_a_cause_of_its_own():
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
-    attribution = attributed().whole
+    attribution = attributed().all_steps
     by_step = {group.key: group.causes for group in attribution.by("step")}
     took = {step: causes.get("idle.preparation.compile", 0) for step, causes in by_step.items()}
     assert took[0] > took[2] == 0

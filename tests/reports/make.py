@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.attributed import Attributed
-from chopper.attribution import Basis, RankSummary
+from chopper.analyzers.attribution import Attribution, Basis, RankSummary
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES
@@ -183,7 +182,7 @@ class _Program:
         self.size = len(rows)
 
 
-def make(shape: Shape | None = None, source: str = "runs/synthetic") -> Attributed:
+def make(shape: Shape | None = None, source: str = "runs/synthetic") -> Attribution:
     """Build the run and its attribution."""
     shape = shape or Shape()
     program = _Program(shape)

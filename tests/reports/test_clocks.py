@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.reports import clocks, series, timeline
 from chopper.reports.export import export
 from chopper.reports.page import Fact, Facts, Figure, Section, Table
@@ -36,7 +36,7 @@ from tests.reports.unpack import unpack
 MS = 1_000_000
 
 
-def section_of(run: Attributed) -> Section | None:
+def section_of(run: Attribution) -> Section | None:
     """The section of a run about its clocks."""
     readings = [*clocks.readings(series.collect(run.recording))]
     return clocks.section(Story(run), readings)
@@ -66,7 +66,7 @@ def rows(section: Section, title: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def page(attribution: Attributed) -> Section:  # noqa: F811
+def page(attribution: Attribution) -> Section:  # noqa: F811
     run = attribution.recording
     first = run.table(0, "device_clock")["time_ns"][0].as_py()
     put_table(
@@ -191,7 +191,7 @@ def test_the_kernels_that_lost_most_come_first(page: Section) -> None:
 
 
 @pytest.mark.usefixtures("page")
-def test_the_page_is_in_the_report(attribution: Attributed) -> None:  # noqa: F811
+def test_the_page_is_in_the_report(attribution: Attribution) -> None:  # noqa: F811
     html = reports.render(attribution, "html")
     assert '<section id="clocks"' in html
     assert '<a href="#clocks">Clocks</a>' in html
@@ -207,7 +207,7 @@ def test_without_clocks_there_is_no_page() -> None:
     assert "#clocks" not in html
 
 
-def test_what_held_the_clock_stands_under_the_timeline(attribution: Attributed) -> None:  # noqa: F811
+def test_what_held_the_clock_stands_under_the_timeline(attribution: Attribution) -> None:  # noqa: F811
     made = timeline.build(attribution, series.collect(attribution.recording))
     last = made.windows[-1]
     rows = unpack(made.packs[last["id"]])[0]["rows"]
@@ -218,7 +218,7 @@ def test_what_held_the_clock_stands_under_the_timeline(attribution: Attributed) 
     assert not [row for row in first if row["type"] == "clock"]
 
 
-def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attributed) -> None:  # noqa: F811
+def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attribution) -> None:  # noqa: F811
     made = timeline.build(attribution, series.collect(attribution.recording))
     meta, arrays = unpack(made.telemetry)
     panels = [one["panel"] for one in meta["series"]]
@@ -232,7 +232,7 @@ def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attributed) 
 
 
 def test_the_exported_timeline_has_tracks_of_clock_and_power(
-    attribution: Attributed,  # noqa: F811
+    attribution: Attribution,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     (path,) = export(attribution, "perfetto", tmp_path / "out")
@@ -271,7 +271,7 @@ def test_thinning_keeps_the_holes() -> None:
     assert np.isnan(cut.value).sum() == 1
 
 
-def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attributed) -> None:  # noqa: F811
+def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attribution) -> None:  # noqa: F811
     from chopper.pipeline import attribute
     from chopper.storage import manifest as m
     from chopper.storage.run import Run

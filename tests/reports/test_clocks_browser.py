@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from chopper import reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from tests.analyzers.views.test_clock_views import attribution  # noqa: F401 - fixture
 from tests.reports.test_browser import Opened, browser  # noqa: F401 - fixture
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_draws_silently_and_strips_can_be_read(
-    attribution: Attributed,  # noqa: F811
+    attribution: Attribution,  # noqa: F811
     browser: Browser,  # noqa: F811
     tmp_path: Path,
     scheme: Literal["light", "dark"],

@@ -20,7 +20,7 @@ import pytest
 
 import chopper
 from chopper import pipeline
-from chopper.attribution import Attribution
+from chopper.analyzers.attribution import Attribution
 from chopper.errors import InputError
 from chopper.reports.export import export
 from chopper.reports.perfetto import note
@@ -44,7 +44,7 @@ REAL = (
 
 def everything(run: Attribution) -> dict[str, Any]:
     """Return all that is attributed: every piece of every rank and step, and what is said of it."""
-    whole = run.whole
+    whole = run.all_steps
     tables = {name: getattr(whole, name) for name in ("pieces", "windows", "gaps", "communication")}
     tables |= {f"links of {rank}": links for rank, links in whole.links.items()}
     return {name: table.cast(plain(table.schema)) for name, table in tables.items()} | {
@@ -97,7 +97,7 @@ def added(timeline: Any) -> dict[str, list[dict[str, Any]]]:
 def check_tracks(run: Any, path: Path) -> None:
     """Check that the tracks of causes tile the steps, and sum to the causes."""
     slices = added(decoded(path))
-    whole = run.whole
+    whole = run.all_steps
     wanted: dict[str, int] = {}
     for row in whole.pieces.to_pylist():
         wanted[row["cause"]] = wanted.get(row["cause"], 0) + row["time_ns"]

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from chopper import reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.causes import LEAVES
 from chopper.claims import finding
 from chopper.cli.analyze_ import to_csv
@@ -64,7 +64,7 @@ def evil():
     ranks = [dataclasses.replace(r, device=_EVIL, label=_EVIL + str(r.rank)) for r in made.ranks]
     groups = {level: made.by(level) for level in ("op", "kernel", "phase", "layer")}
 
-    class Evil(Attributed):
+    class Evil(Attribution):
         def by(self, level):
             found = groups.get(level)
             if found is None:

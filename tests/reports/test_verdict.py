@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
-from chopper.attribution import FIRST, Outside, StepKind
+from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.causes.step_time import FIRST, Outside, StepKind
 from chopper.causes import LEAVES
 from chopper.reports import render
 from chopper.reports.story import Story
@@ -25,7 +25,7 @@ from tests.known_causes.model.writer import write
 MS = 1_000_000
 
 
-def modelled(folder: Path, plan: Plan) -> Attributed:
+def modelled(folder: Path, plan: Plan) -> Attribution:
     write(simulate(plan), folder)
     return pipeline.attribute(folder)
 
@@ -97,7 +97,7 @@ def test_where_no_action_is_certain_the_largest_causes_follow(tmp_path: Path) ->
     assert "The largest causes - Framework dispatch" in text
 
 
-def _loop(run: Attributed, **of_loop: Any) -> str:
+def _loop(run: Attribution, **of_loop: Any) -> str:
     """Return the sentence about a run whose loop has other steps and phases."""
     story = Story(run)
     story.step = replace(story.step, **of_loop)

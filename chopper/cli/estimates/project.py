@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from chopper import wording as fmt
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.estimates import Option
 from chopper.analyzers.estimates.project import (
     Projection,
@@ -135,13 +135,13 @@ def _recorded(run: str, options: Options, target: DevicePeaks) -> Projection:
     )
 
 
-def carried(attribution: Attributed, run: str, target: DevicePeaks) -> Projection:
+def carried(attribution: Attribution, run: str, target: DevicePeaks) -> Projection:
     """Return a run, of a device that is known, on another device."""
     return _project(attribution, run, here=recorded_on(attribution, run), there=target)
 
 
 def _project(
-    attribution: Attributed,
+    attribution: Attribution,
     run: str,
     *,
     here: DevicePeaks,
@@ -160,15 +160,15 @@ def _project(
     )
 
 
-def _causes_ns(attribution: Attributed) -> dict[str, int]:
+def _causes_ns(attribution: Attribution) -> dict[str, int]:
     return {row.id: row.time_ns for row in attribution.leaves()}
 
 
-def _windows_count(attribution: Attributed) -> int:
+def _windows_count(attribution: Attribution) -> int:
     return max(1, sum(rank.steps for rank in attribution.ranks))
 
 
-def _check_device_events(attribution: Attributed, source: str) -> None:
+def _check_device_events(attribution: Attribution, source: str) -> None:
     """Refuse a run whose operators have the host's time only, whatever device it names."""
     ranks = [rank.rank for rank in attribution.ranks]
     without = [rank for rank in ranks if attribution.joined[rank].host_only]
@@ -180,7 +180,7 @@ def _check_device_events(attribution: Attributed, source: str) -> None:
         )
 
 
-def recorded_on(attribution: Attributed, source: str, stated: str | None = None) -> DevicePeaks:
+def recorded_on(attribution: Attribution, source: str, stated: str | None = None) -> DevicePeaks:
     """Return the one device of a run, or the stated one, unless the run says another."""
     names = sorted({rank.device for rank in attribution.ranks if rank.device})
     known = [device for device in map(lookup, names) if device is not None]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.clock_sensitivity import averaged_readings, estimate
 from chopper.tables import TABLES
 from tests.kineto_writer import Trace
@@ -46,7 +46,7 @@ def mean_clock(kernels: np.ndarray, clocks: np.ndarray) -> np.ndarray:
     return mean
 
 
-def seen(run: Attributed) -> tuple[np.ndarray, np.ndarray]:
+def seen(run: Attribution) -> tuple[np.ndarray, np.ndarray]:
     """Duration and clock of each kernel by Chopper's own join, in time order."""
     events, factors = run.joined[0].device_event, run.factors[0]
     rows = np.flatnonzero(np.array(events["kind"].to_pylist()) == "kernel")
@@ -101,7 +101,7 @@ def test_readings_that_contradict_the_kernels_are_no_clock_of_theirs(
     assert not any(row.id.startswith("compute.clock") and row.time_ns for row in run.leaves())
 
 
-def recorded(folder: Path, dependence: float) -> Attributed:
+def recorded(folder: Path, dependence: float) -> Attribution:
     """Twenty products at half the reference clock, then twenty at all of it; no shapes."""
     trace = Trace(platform="rocm", device_name="AMD Instinct MI300X")
     at, base_ns = 1_000_000, 1_000_000

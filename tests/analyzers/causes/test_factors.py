@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.attribute import RankResult
 from chopper.analyzers.causes.clock import ClockSeries
@@ -191,7 +191,7 @@ def test_a_reference_clock_that_is_not_known_claims_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, tuple[Attributed, dict[str, Any]]]:
+def measured() -> dict[str, tuple[Attribution, dict[str, Any]]]:
     """The same products on a real H100, on random numbers and on zeros; the clock of each."""
     runs = {data: pipeline.attribute(OWN / f"dvfs_{data}") for data in ("random", "zeros")}
     product = (pc.field("level") == "op") & (pc.field("name") == "aten::mm")

@@ -13,11 +13,11 @@ import pytest
 
 import chopper
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.causes.step_time import Outside
 from chopper.analyzers.compare.gate import decide, parse
 from chopper.analyzers.compare.runs import compare
 from chopper.analyzers.findings import of_steps
-from chopper.attribution import Outside
 from chopper.cli.analyze_ import to_csv, to_json
 from chopper.reports import comparison, run, story, to_text
 from chopper.reports.export import tables
@@ -37,7 +37,7 @@ def recorded(
     *,
     profiled: range | None = None,
     phases: Sequence[tuple[str, float, float]] = (),
-) -> Attributed:
+) -> Attribution:
     """A run whose steps took so long; in the traced ones half of the time was idle."""
     windows = [round(lengths_ms[i] * MS) for i in traced]
     found = attribution(
@@ -82,7 +82,7 @@ def recorded(
     return again(found)
 
 
-def codes(found: Attributed) -> dict[str, str]:
+def codes(found: Attribution) -> dict[str, str]:
     return {f.code: f.message for f in of_steps(found.step_time(), found.findings)}
 
 
@@ -253,7 +253,7 @@ def test_traced_steps_of_several_kinds_are_attributed_by_kind() -> None:
     assert kinds["training + evaluation"].traced_steps == (4,)
     assert sum(kinds["training + evaluation"].causes_ns.values()) == 80 * MS
     part = found.of_kind()
-    assert part.whole is found
+    assert part.all_steps is found
     assert part.observed_ns == 60 * MS == sum(r.time_ns for r in part.leaves())
     document = reports.document(part)
     assert document["observed_ns"] == 60 * MS
@@ -283,7 +283,7 @@ def test_every_answer_is_of_the_steps_that_the_step_time_is_of(tmp_path: Path) -
             optimizer.zero_grad()
             prof.step()
     found = pipeline.attribute(tmp_path / "run")
-    whole = found.whole
+    whole = found.all_steps
     numbers = found.windows["number"].to_pylist()
     assert set(numbers) <= {4, 5, 7}  # a step that lost its core for long is not among them
     assert (found.steps, whole.steps) == (len(numbers), 4)
@@ -428,7 +428,7 @@ def test_time_after_the_last_step_is_a_finding_with_its_phases() -> None:
     )
 
 
-def check_outside(found: Attributed) -> None:
+def check_outside(found: Attribution) -> None:
     """The steps, what follows the last one, and chopper's own work are all of the recording."""
     (part,) = found.recording.manifest.ranks
     outside, overhead = found.step_time().outside, part.overhead
@@ -440,7 +440,7 @@ def check_outside(found: Attributed) -> None:
     assert outside.profiler_ns >= (overhead.close_ns or 0) > 0
 
 
-def check_kinds(found: Attributed) -> None:
+def check_kinds(found: Attribution) -> None:
     step = found.step_time()
     kinds = {k.name: k for k in step.kinds}
     assert kinds["training + evaluation"].steps == (6, 13)

@@ -14,7 +14,7 @@ import chopper
 from chopper import pipeline
 from chopper.analyzers import actions, detectors
 from chopper.analyzers.actions import Material
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import Sighting, host, kernels, ranks
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.names import is_program_frame
@@ -36,12 +36,12 @@ MS = 1_000_000
 POWER_CAP = 4
 
 
-def attributed(folder: Path, plan: Plan) -> Attributed:
+def attributed(folder: Path, plan: Plan) -> Attribution:
     write(simulate(plan), folder)
     return pipeline.attribute(folder)
 
 
-def found(run: Attributed) -> list[actions.Action]:
+def found(run: Attribution) -> list[actions.Action]:
     tried = actions.actions(run, Replay(run))
     assert tried.failed == {}
     return tried.ranked
@@ -395,7 +395,7 @@ def test_a_detector_that_fails_takes_nothing_with_it(
 ) -> None:
     run = attributed(tmp_path / "run", Plan(data=Dose(5 * MS)))
 
-    def fails(run: Attributed) -> Iterator[Sighting]:
+    def fails(run: Attribution) -> Iterator[Sighting]:
         raise error
 
     monkeypatch.setattr(host, "launch_bound", fails)

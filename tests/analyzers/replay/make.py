@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
@@ -49,7 +49,7 @@ def run(given: dict[str, pa.Table]) -> Run:
     return Run(manifest, None, {(0, name): table for name, table in given.items()}, source="made")
 
 
-def two_ranks(*ranks: dict[str, pa.Table]) -> Attributed:
+def two_ranks(*ranks: dict[str, pa.Table]) -> Attribution:
     """Attribute the ranks of a job on one host."""
     parts = [RankManifest(rank=r, world_size=len(ranks), hostname="one") for r in range(len(ranks))]
     manifest = RunManifest(chopper_version="0", kind="imported", name="made", ranks=parts)

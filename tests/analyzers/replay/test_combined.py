@@ -11,7 +11,7 @@ import pytest
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.replay import Replay
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.plan import Dose, Plan
@@ -32,7 +32,7 @@ KNOBS = {
 """Of the model: the cause that each makes, and how much at most."""
 
 
-def attributed(plan: Plan, folder: Path) -> Attributed:
+def attributed(plan: Plan, folder: Path) -> Attribution:
     write(simulate(plan), folder)
     return pipeline.attribute(folder)
 

@@ -10,7 +10,7 @@ import pytest
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.graph import COLLECTIVE_WAIT
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.scenario import Base, Scenario
@@ -148,25 +148,25 @@ def core_wait(*steps: tuple[int | None, int, int, int]) -> pa.Table:
 
 
 @pytest.fixture
-def contended() -> Attributed:
+def contended() -> Attribution:
     """100 ms of which the thread ran 80 and waited 20 for a core; half of it between operators."""
     told = given(op(0, 30), op(80, 100), until=100)
     told["core_wait"] = core_wait((None, 0, 0, 0), (0, 100, 20, 80))
     return pipeline.attribute(run(told))
 
 
-def times(attribution: Attributed) -> dict[str, int]:
+def times(attribution: Attribution) -> dict[str, int]:
     return {c.id: c.time_ns for c in attribution.leaves()}
 
 
-def test_waits_for_a_core_keep_their_label(contended: Attributed) -> None:
+def test_waits_for_a_core_keep_their_label(contended: Attribution) -> None:
     found = chopper.whatif(contended)
     assert times(found.attribution) == times(contended)
     assert times(contended)["idle.preparation.core_wait"] == 10 * MS
 
 
 def test_what_is_gone_takes_its_share_of_the_waiting_along(
-    contended: Attributed,
+    contended: Attribution,
 ) -> None:
     # 50 of 100 ms are gone, and with them half of the waiting.
     found = chopper.whatif(contended, fix="unobserved")
@@ -177,7 +177,7 @@ def test_what_is_gone_takes_its_share_of_the_waiting_along(
     assert both.predicted_step_ns == found.predicted_step_ns
 
 
-def test_with_a_core_at_once_nothing_waits_for_one(contended: Attributed) -> None:
+def test_with_a_core_at_once_nothing_waits_for_one(contended: Attribution) -> None:
     # Of 20 ms, 10 lengthened operators and 10 what lies between them.
     found = chopper.whatif(contended, fix="core-wait")
     assert found.predicted_step_ns == pytest.approx(80 * MS, rel=1e-3)
@@ -208,7 +208,7 @@ def test_loading_data_waits_for_a_core_where_it_is_no_sleep(waited: int, ran: in
     assert found.predicted_step_ns == pytest.approx((100 - waited) * MS, rel=1e-3)
 
 
-def test_nothing_left_of_a_rank_is_refused(contended: Attributed) -> None:
+def test_nothing_left_of_a_rank_is_refused(contended: Attribution) -> None:
     with pytest.raises(chopper.errors.UsageError, match="nothing that rank 0 ran would be left"):
         chopper.whatif(contended, without="mm")
     assert Replay(contended).error_ratio == 0

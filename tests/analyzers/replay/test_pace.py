@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import chopper
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.pace import host_pace
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import changes_of
@@ -24,12 +24,12 @@ MEASURED_WITHOUT_NS = 9.1e6
 
 
 @pytest.fixture(scope="module")
-def lead() -> Attributed:
+def lead() -> Attribution:
     return pipeline.attribute(LEAD)
 
 
 def test_a_replay_without_tracing_takes_as_long_as_the_steps_without_a_trace(
-    lead: Attributed,
+    lead: Attribution,
 ) -> None:
     replay = Replay(lead)
     untraced = lead.step_time().untraced
@@ -45,7 +45,7 @@ def test_a_replay_without_tracing_takes_as_long_as_the_steps_without_a_trace(
 
 
 def test_what_the_device_has_too_much_of_gives_back_what_was_measured(
-    lead: Attributed,
+    lead: Attribution,
 ) -> None:
     found = chopper.whatif(lead, without="aten::mul_")
     assert found.predicted_step_ns == pytest.approx(MEASURED_WITHOUT_NS, rel=0.15)
@@ -62,7 +62,7 @@ def test_what_the_device_has_too_much_of_gives_back_what_was_measured(
     assert before - after < 0.6 * (16.8e6 - MEASURED_WITHOUT_NS)
 
 
-def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: Attributed) -> None:
+def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: Attribution) -> None:
     story = stories.Story(lead)
     assert story.idle_scale is not None
     assert story.scale is not None
@@ -86,7 +86,7 @@ def test_causes_of_an_untraced_step_keep_the_work_of_the_device(lead: Attributed
     assert first.share_ratio == pytest.approx((row.share_ratio or 0) / story.scale)
 
 
-def test_a_lower_clock_lengthens_the_steps_without_a_trace(lead: Attributed) -> None:
+def test_a_lower_clock_lengthens_the_steps_without_a_trace(lead: Attribution) -> None:
     """The traced host hides that the device takes longer."""
     found = chopper.whatif(lead, clock="1500MHz")
     assert found.pace == chopper.whatif(lead).pace < 1

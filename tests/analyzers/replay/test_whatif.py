@@ -13,7 +13,7 @@ import chopper
 from benchmarks.predictions import Prediction, synthetic_cases
 from benchmarks.replay import table
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import causes_named, changes_of
 from chopper.cli import cli
@@ -35,11 +35,11 @@ def slow_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def attribution(slow_data: Path) -> Attributed:
+def attribution(slow_data: Path) -> Attribution:
     return pipeline.attribute(slow_data)
 
 
-def test_the_causes_of_the_changed_run_are_its_step_time(attribution: Attributed) -> None:
+def test_the_causes_of_the_changed_run_are_its_step_time(attribution: Attribution) -> None:
     found = chopper.whatif(attribution, fix="data")
     steps = found.attribution.step_time_ns()
     assert sum(steps) / len(steps) == pytest.approx(found.predicted_step_ns, rel=1e-6)
@@ -50,7 +50,7 @@ def test_the_causes_of_the_changed_run_are_its_step_time(attribution: Attributed
     assert found.next_bottleneck is not None
 
 
-def test_unchanged_is_what_was_observed(attribution: Attributed) -> None:
+def test_unchanged_is_what_was_observed(attribution: Attribution) -> None:
     found = chopper.whatif(attribution)
     assert found.predicted_step_ns == found.observed_step_ns
     before = {c.id: c.time_ns for c in attribution.leaves()}
@@ -58,7 +58,7 @@ def test_unchanged_is_what_was_observed(attribution: Attributed) -> None:
     assert after == before
 
 
-def test_what_data_loading_gives_back_is_in_the_json(attribution: Attributed) -> None:
+def test_what_data_loading_gives_back_is_in_the_json(attribution: Attribution) -> None:
     causes = {c["id"]: c for c in reports.document(attribution)["causes"]}
     data = causes["idle.preparation.data"]
     assert data["recoverable_step_ns"] == pytest.approx(
@@ -70,7 +70,7 @@ def test_what_data_loading_gives_back_is_in_the_json(attribution: Attributed) ->
 
 
 def test_a_parent_gives_back_at_least_what_its_children_do(
-    attribution: Attributed,
+    attribution: Attribution,
 ) -> None:
     back = recoverable_of(attribution)
     for row in attribution.causes():
@@ -79,7 +79,7 @@ def test_a_parent_gives_back_at_least_what_its_children_do(
             assert above >= mine, row.id
 
 
-def test_recoverable_time_is_what_whatif_predicts(attribution: Attributed) -> None:
+def test_recoverable_time_is_what_whatif_predicts(attribution: Attribution) -> None:
     back = recoverable_of(attribution)
     for cause in ("idle.preparation.data", "idle", "communication", "compute.efficiency"):
         found = chopper.whatif(attribution, fix=cause)
@@ -89,13 +89,13 @@ def test_recoverable_time_is_what_whatif_predicts(attribution: Attributed) -> No
         assert back[cause].ci95_ns == tuple(round(v) for v in found.saved_ci95_ns)
 
 
-def test_changes_act_together(attribution: Attributed) -> None:
+def test_changes_act_together(attribution: Attribution) -> None:
     both = chopper.whatif(attribution, fix="data", faster="gemm=2x").saved_ratio
     assert both > chopper.whatif(attribution, fix="data").saved_ratio
     assert both > chopper.whatif(attribution, faster="gemm=2x").saved_ratio
 
 
-def test_a_clock_at_half_its_frequency_is_slower(attribution: Attributed) -> None:
+def test_a_clock_at_half_its_frequency_is_slower(attribution: Attribution) -> None:
     peak = chopper.whatif(attribution, clock="reference")
     assert peak.saved_ratio == pytest.approx(0.0, abs=0.01)
     assert chopper.whatif(attribution, clock="990MHz").saved_ratio < -0.1
@@ -104,7 +104,7 @@ def test_a_clock_at_half_its_frequency_is_slower(attribution: Attributed) -> Non
 def test_a_step_at_another_clock_lies_in_its_interval(tmp_path: Path) -> None:
     """The truth is the same job simulated at that clock."""
 
-    def job(name: str, *clocks: Clock, steps: int = 4) -> Attributed:
+    def job(name: str, *clocks: Clock, steps: int = 4) -> Attribution:
         plan = Plan(slow=Dose(2.0), clocks=clocks, steps=steps)
         write(simulate(plan), tmp_path / name)
         return pipeline.attribute(tmp_path / name)
@@ -128,7 +128,7 @@ def test_a_step_at_another_clock_lies_in_its_interval(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_is_not_called_takes_its_kernels_along(
-    attribution: Attributed,
+    attribution: Attribution,
 ) -> None:
     found = chopper.whatif(attribution, without="mm")
     assert found.saved_ratio > 0.1
@@ -137,11 +137,11 @@ def test_an_operator_that_is_not_called_takes_its_kernels_along(
 
 
 def test_launched_as_a_graph_each_event_is_still_its_operators(
-    attribution: Attributed,
+    attribution: Attribution,
 ) -> None:
     found = chopper.whatif(attribution, graphs=True).attribution
 
-    def computing(of: Attributed) -> dict[str, int]:
+    def computing(of: Attribution) -> dict[str, int]:
         return {c.id: c.time_ns for c in of.leaves() if c.id.startswith("compute.")}
 
     assert "compute.efficiency.rest" in computing(attribution)
@@ -151,7 +151,7 @@ def test_launched_as_a_graph_each_event_is_still_its_operators(
     assert {group.key for group in found.by("op")} <= ops
 
 
-def test_graphs_overlap_and_links_are_accepted(attribution: Attributed) -> None:
+def test_graphs_overlap_and_links_are_accepted(attribution: Attribution) -> None:
     for change in ({"graphs": True}, {"overlap": True}, {"link": "x2"}, {"link": "900GB/s"}):
         assert chopper.whatif(attribution, **change).saved_ratio >= 0, change
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(change: dict[str, Any], mes
     assert "\n" not in str(refused.value)
 
 
-def test_what_this_run_has_no_data_for_is_refused(attribution: Attributed) -> None:
+def test_what_this_run_has_no_data_for_is_refused(attribution: Attribution) -> None:
     for change, message in (
         ({"without": "aten::mmm"}, "did you mean aten::mm"),
         ({"faster": "nosuchkernel=2x"}, "matches no kernel"),

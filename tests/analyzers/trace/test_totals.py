@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks import _synthetic
 from chopper import pipeline
+from chopper.analyzers.attribution import groups_of
 from chopper.analyzers.trace.totals import LEVELS, Totals, merged, totals_of
-from chopper.attribution import groups_of
 from chopper.causes import Level
 
 

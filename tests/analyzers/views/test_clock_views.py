@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.storage.run import Run
 from chopper.views import view
 from tests.analyzers.views.clock_script import Script
@@ -27,7 +27,7 @@ STEPS, PRODUCTS = 4, 100
 
 
 @pytest.fixture(scope="module")
-def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attributed:
+def attribution(tmp_path_factory: pytest.TempPathFactory) -> Attribution:
     """Four steps of products at 80 % of the peak; the clock falls after the second."""
     run, clocks = throttled(tmp_path_factory.mktemp("clocked"))
     put_table(run, 0, "device_clock", clocks)
@@ -67,13 +67,13 @@ def throttled(folder: Path, **more: Any) -> tuple[Run, pa.Table]:
     return run, table.set_column(0, table.schema.field("time_ns"), [moved])
 
 
-def rows_at(run: Attributed, level: str) -> list[dict[str, Any]]:
+def rows_at(run: Attribution, level: str) -> list[dict[str, Any]]:
     """Return the rows of one level of the view."""
     rows: list[dict[str, Any]] = view(run, "clocks").to_pylist()
     return [row for row in rows if row["level"] == level]
 
 
-def test_causes_of_the_run(attribution: Attributed) -> None:
+def test_causes_of_the_run(attribution: Attribution) -> None:
     times = {row.id: row for row in attribution.causes()}
     assert attribution.coverage["clock_ratio"] == 1
     taken = IDEAL_NS / 0.8 * HIGH / LOW
@@ -84,7 +84,7 @@ def test_causes_of_the_run(attribution: Attributed) -> None:
     assert "no hardware counters" in times["compute.efficiency.rest"].basis
 
 
-def test_clocks_by_step(attribution: Attributed) -> None:
+def test_clocks_by_step(attribution: Attribution) -> None:
     rows = rows_at(attribution, "step")
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
     assert [row["clock_mean_hz"] for row in rows] == pytest.approx([HIGH, HIGH, LOW, LOW], rel=0.01)
@@ -108,7 +108,7 @@ def test_clocks_by_step(attribution: Attributed) -> None:
         ("kernel", "ampere_bf16_s16816gemm"),
     ],
 )
-def test_clocks_of_all_time(attribution: Attributed, level: str, name: str | None) -> None:
+def test_clocks_of_all_time(attribution: Attribution, level: str, name: str | None) -> None:
     (row,) = rows_at(attribution, level)
     assert row["name"] == name
     assert row["rank"] == (0 if level in ("rank", "phase") else None)
@@ -129,7 +129,7 @@ def test_clocks_of_all_time(attribution: Attributed, level: str, name: str | Non
     assert row["at_reference_ns"] == pytest.approx(STEPS * PRODUCTS * IDEAL_NS / 0.8, rel=0.01)
 
 
-def test_kernels_are_told_apart_by_operator_and_shapes(attribution: Attributed) -> None:
+def test_kernels_are_told_apart_by_operator_and_shapes(attribution: Attribution) -> None:
     (row,) = rows_at(attribution, "kernel")
     assert row["op"] == "aten::mm"
     assert row["input_dims"].replace(" ", "") == f"[[{SIDE},{SIDE}],[{SIDE},{SIDE}]]"
@@ -172,7 +172,7 @@ def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
     assert rows[3]["observed_ns"] > 0
 
 
-def test_last_waves(attribution: Attributed) -> None:
+def test_last_waves(attribution: Attribution) -> None:
     (row,) = view(attribution, "wave_quantization").to_pylist()
     assert (row["blocks_count"], row["units_count"], row["resident_count"]) == (160, 108, 16)
     assert row["slowdown_ratio"] == pytest.approx(2 / (160 / 108))
@@ -180,7 +180,7 @@ def test_last_waves(attribution: Attributed) -> None:
     assert row["loss_ns"] == compute["compute.efficiency.wave_quantization"]
 
 
-def test_nothing_ran_beside_anything(attribution: Attributed) -> None:
+def test_nothing_ran_beside_anything(attribution: Attribution) -> None:
     assert view(attribution, "contention").num_rows == 0
 
 

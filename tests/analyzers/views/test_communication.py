@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.views.stragglers import worst
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
@@ -23,7 +23,7 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32"
 
 def attributed(
     ranks: list[dict[str, pa.Table]], *, device: str | None = None, hosts: list[str] | None = None
-) -> Attributed:
+) -> Attribution:
     """Attribute ranks given as tables; all on one host, and on devices of a name with peaks."""
     devices = (
         [] if device is None else [m.Device(device_id=i, name=device) for i in range(len(ranks))]

@@ -28,7 +28,7 @@ from chopper.analyzers.views import View, column
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from chopper.analyzers.attributed import Attributed
+    from chopper.analyzers.attribution import Attribution
 
 VIEW = View(
     "event_counts",
@@ -40,7 +40,7 @@ VIEW = View(
 )
 
 
-def event_counts(run: Attributed) -> pa.Table:
+def event_counts(run: Attribution) -> pa.Table:
     """EVENT_LINK -> EVENT_COUNTS."""
     links = run.links.items()
     return VIEW.of_rows([{"rank": r, "event_count": t.num_rows} for r, t in links])

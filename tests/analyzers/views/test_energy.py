@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.meter import Meter, meter_of, meter_of_power
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
@@ -420,6 +420,6 @@ def test_a_log_without_steps_has_the_energy_of_all_its_readings() -> None:
 
 
 def test_a_run_without_telemetry_has_no_energy() -> None:
-    attribution: Attributed = pipeline.attribute(a_run())
+    attribution: Attribution = pipeline.attribute(a_run())
     assert view(attribution, "energy").schema.names == VIEWS["energy"].arrow.names
     assert view(attribution, "energy").num_rows == 0

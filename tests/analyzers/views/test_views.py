@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper import pipeline, reports
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.views.queue_depth import depths
 from chopper.errors import UsageError
 from chopper.hardware import calibration
@@ -36,7 +36,7 @@ _FLOATS = '["float","float"]'
 
 def attributed(
     host: pa.Table, device: pa.Table, *, name: str | None = H100, kept: Any = None, **more: pa.Table
-) -> Attributed:
+) -> Attribution:
     """One rank's tables as an attributed run."""
     part = m.RankManifest(
         rank=0, status="imported", device_id=0, devices=[m.Device(device_id=0, name=name)]
@@ -60,12 +60,12 @@ def called(
     return rows
 
 
-def rows_of(attribution: Attributed, name: str) -> list[dict[str, Any]]:
+def rows_of(attribution: Attribution, name: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = view(attribution, name).to_pylist()
     return rows
 
 
-def products() -> Attributed:
+def products() -> Attribution:
     host = spans(
         *called(0, "aten::mm", "[[8, 16], [16, 4]]", 1),
         *called(200, "aten::mm", "[\n [8,16],[16,4]]", 2, 3),
@@ -218,7 +218,7 @@ def test_launch_overhead_equals_the_formula_event_by_event(
             previous_end = max(previous_end, start[i] + dur[i])
 
 
-def queued() -> Attributed:
+def queued() -> Attribution:
     host = spans(
         *(
             span(at, at + 1, "cudaLaunchKernel", "runtime", correlation_id=i)
@@ -285,7 +285,7 @@ def test_a_full_queue_is_told() -> None:
 _MS = 10**6
 
 
-def sampled(period_ms: int) -> Attributed:
+def sampled(period_ms: int) -> Attribution:
     """Two steps of 400 ms; core 0 busy, core 1 half busy, core 2 idle; the rank at 0.8 cores."""
     bounds = [(0, 400 * _MS), (400 * _MS, 800 * _MS)]
     host = spans(
@@ -375,7 +375,7 @@ def measured(rate: float, dtype: str) -> dict[str, Any]:
     )
 
 
-def mixed(**more: Any) -> Attributed:
+def mixed(**more: Any) -> Attribution:
     """A product in bf16, its recomputation, and one in fp32: 1500 ns from the first operator on."""
     large = "[[1024,1024],[1024,16]]"
     bf16 = '["c10::BFloat16","c10::BFloat16"]'

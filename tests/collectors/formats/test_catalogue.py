@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.causes import LEVELS
 from chopper.collectors.formats.kineto import read_trace
 from chopper.errors import InputError
@@ -60,11 +60,11 @@ NOTHING = {
 }
 
 
-def _said(found: Attributed) -> set[str]:
+def _said(found: Attribution) -> set[str]:
     return {f.code for f in found.findings if f.code.startswith(("event.", "trace."))}
 
 
-def _closed(found: Attributed) -> None:
+def _closed(found: Attribution) -> None:
     for level in LEVELS:
         groups = found.by(level)
         assert sum(g.time_ns for g in groups) == found.observed_ns
@@ -99,7 +99,7 @@ def test_damage_that_loses_something(name: str, traces_dir: Path, damaged: Path)
     intact = pipeline.attribute(traces_dir / INTACT)
     found = pipeline.attribute(damaged / f"{name}.json.gz")
     _closed(found)
-    assert 0 < found.whole.observed_ns <= intact.whole.observed_ns
+    assert 0 < found.all_steps.observed_ns <= intact.all_steps.observed_ns
     assert PART[name] <= _said(found)
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from chopper import pipeline
-from chopper.analyzers.attributed import Attributed
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace import collectives
 from chopper.analyzers.work import kernels
 from chopper.causes import LEVELS
@@ -49,7 +49,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, list[P
     return request.param, WRITERS[request.param](tmp_path)
 
 
-def closed(found: Attributed) -> None:
+def closed(found: Attribution) -> None:
     assert sum(cause.time_ns for cause in found.leaves()) == found.observed_ns
     for level in LEVELS:
         groups = found.by(level)

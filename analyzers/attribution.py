@@ -1,36 +1,37 @@
-"""The result of attributing a run: tables of exclusive pieces, and views of them.
+"""An attributed run: every nanosecond of its steps by cause, and all that it was made of.
 
 Everything here is a regrouping of the same nanoseconds: whatever the level, the sums are equal.
-Where steps of several kinds were traced, or some ranks have no numbered steps, all of it is of the
-kind that the step time describes, and ``whole`` covers everything that was traced.
+Views, replay, comparison and reports are functions of it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chopper.analyzers.causes.event_work import EventWork
+from chopper.analyzers.causes.factors import Factors
+from chopper.analyzers.causes.step_time import StepTime
 from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.trace.match import Matched
+from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.totals import Totals, window_keys
 from chopper.arrow import with_column
-from chopper.causes import CAUSES, CODES, LEVELS, Level, parent, parents
+from chopper.causes import CAUSES, CODES, LEAVES, LEVELS, Level, inherited, parent, parents
 from chopper.claims import Withheld
 from chopper.errors import UsageError
 from chopper.hardware.ceilings import Ceilings
 from chopper.statistics import total_intervals
 from chopper.storage.manifest import Finding
+from chopper.storage.run import Run
+from chopper.wording import plural, ranges
 
-_SLOW_NEARBY = 1.3
-SLOWED_RATIO = 0.1
-TRAINING = "training"
-FIRST = "first steps"
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,195 +116,31 @@ class Recoverable:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Times of several steps.
+class Answers(Protocol):
+    """Answers about an attribution that later commands find again."""
 
-    Attributes:
-        quartile_low_ns, quartile_high_ns: half of the steps lie between.
-        lengths_ns: each of them, in the order of their numbers.
-        statistic: which of the two is the step time. The median, which hiccups do not move; the
-            mean where it is a fifth longer: steps that come in flights (a batch from each loader's
-            worker, then a wait) have a median that no throughput belongs to. Steps that waited for
-            a core, which other programs took, make no flights.
-    """
-
-    median_ns: int
-    mean_ns: int
-    quartile_low_ns: int
-    quartile_high_ns: int
-    steps_count: int
-    lengths_ns: tuple[int, ...]
-    statistic: Literal["median", "mean"]
-
-    @property
-    def value_ns(self) -> int:
-        """The step time."""
-        return self.mean_ns if self.statistic == "mean" else self.median_ns
+    def get(self, name: str, make: Callable[[], _Answer]) -> _Answer:
+        """Return the answer of a name; make it where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepKind:
-    """Steps in which the same phases ran.
-
-    Attributes:
-        name: ``training``, ``training + evaluation``, ``first steps``, ``long steps`` …
-        steps, traced_steps: their numbers, and of those that the attribution has windows of.
-        untraced: times of those that ran without a trace; None when there are none.
-        traced_mean_ns: mean window of the traced ones; None when there are none.
-        time_ns: all of them together, mean over ranks.
-        share_ratio: of the time of all recorded steps.
-        causes_ns: leaf cause → time in the windows of the traced ones, summed over ranks.
-    """
-
-    name: str
-    steps: tuple[int, ...]
-    traced_steps: tuple[int, ...]
-    untraced: Spread | None
-    traced_mean_ns: int | None
-    time_ns: int
-    share_ratio: float
-    causes_ns: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """Time of a recording that belongs to no step, mean over ranks.
-
-    Attributes:
-        after_ns: after the last step, without what chopper took to end the recording.
-        profiler_ns: chopper's own: before the first step, between steps (a trace begins, ends, is
-            written), and to end the recording.
-        recording_ns: the whole recording.
-        phases_ns: program phase → its part of ``after_ns``; each nanosecond belongs to the
-            innermost phase.
-    """
-
-    after_ns: int
-    profiler_ns: int
-    recording_ns: int
-    phases_ns: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """The step time of a run, with and without tracing.
-
-    Attributes:
-        kind: which steps it is of.
-        untraced: steps of that kind that ran without a trace; None with ``untraced_reason``.
-        traced_mean_ns: mean window of the ``traced_count`` traced ones; None when there are none.
-        tracing_ns: what tracing itself added to a step: the median difference between traced and
-            untraced steps, which one long step does not move; the difference of the means where
-            steps are uneven or fewer than three were traced.
-        tracing_ci95_ns: its 95 % interval; None with fewer than three traced steps.
-        nearby_ns: median of the untraced steps next to the traced ones, up to five on each side;
-            None with fewer than three. Where it is long as well, tracing is not the reason.
-        drained_ns: length, for the host, of the shortest of the three untraced steps right after a
-            trace, when the device had nothing left to do (mean over traces); None without any.
-        kinds: all kinds, the most time first.
-        outside: time of the recording in no step; None where its bounds are not known.
-        phases_ns: program phase → its time in the recorded steps of all kinds, mean over ranks;
-            each nanosecond belongs to the innermost phase.
-    """
-
-    kind: str
-    untraced: Spread | None
-    untraced_reason: str | None
-    traced_mean_ns: int | None
-    traced_count: int
-    tracing_ns: int | None
-    tracing_ci95_ns: tuple[int, int] | None
-    nearby_ns: int | None
-    drained_ns: int | None
-    kinds: tuple[StepKind, ...]
-    outside: Outside | None
-    phases_ns: dict[str, int]
-
-    @property
-    def steps_count(self) -> int:
-        """Number of recorded steps of all kinds."""
-        return sum(len(kind.steps) for kind in self.kinds)
-
-    @property
-    def loop_ns(self) -> int:
-        """Time of all recorded steps and of what follows the last one, mean over ranks."""
-        return sum(k.time_ns for k in self.kinds) + (self.outside.after_ns if self.outside else 0)
-
-    @property
-    def loop_phases_ns(self) -> dict[str, int]:
-        """Program phase → its time in the loop, mean over ranks."""
-        return dict(
-            Counter(self.phases_ns) + Counter(self.outside.phases_ns if self.outside else {})
-        )
-
-    @property
-    def headline_ns(self) -> int | None:
-        """The step time: of the untraced steps, else the mean of the traced ones."""
-        return self.traced_mean_ns if self.untraced is None else self.untraced.value_ns
-
-    @property
-    def tracing_ratio(self) -> float | None:
-        """Time that tracing added, as a share of the untraced step."""
-        if self.tracing_ns is None or self.untraced is None or not self.untraced.value_ns:
-            return None
-        return self.tracing_ns / self.untraced.value_ns
-
-    @property
-    def is_slow_nearby(self) -> bool:
-        """Tell whether the untraced steps next to the traced ones took much longer than others."""
-        return (
-            self.untraced is not None
-            and self.nearby_ns is not None
-            and self.nearby_ns > _SLOW_NEARBY * self.untraced.value_ns
-        )
-
-    @property
-    def is_tracing_certain(self) -> bool:
-        """Tell whether tracing made steps longer, beyond noise and what slowed others nearby."""
-        low_ns = self.tracing_ci95_ns[0] if self.tracing_ci95_ns else self.tracing_ns
-        return low_ns is not None and low_ns > 0 and not self.is_slow_nearby
-
-    @property
-    def is_slowed_by_tracing(self) -> bool:
-        """Tell whether tracing added more than a tenth to a step, beyond noise."""
-        if not self.is_tracing_certain or self.untraced is None:
-            return False
-        low_ns = self.tracing_ci95_ns[0] if self.tracing_ci95_ns else self.tracing_ns or 0
-        return low_ns > SLOWED_RATIO * self.untraced.value_ns
-
-    @property
-    def scale(self) -> float:
-        """Untraced over traced time: what turns a time of traced steps into one at full speed."""
-        if self.untraced is None or not self.traced_mean_ns:
-            return 1.0
-        return self.untraced.value_ns / self.traced_mean_ns
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the documented JSON form."""
-        document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        for kind in document["kinds"]:
-            kind["steps_count"] = len(kind["steps"])
-        for part in (document, *document["kinds"]):
-            if part["untraced"] is not None:
-                del part["untraced"]["lengths_ns"], part["untraced"]["statistic"]
-        headline = {"headline_ns": self.headline_ns, "tracing_ratio": self.tracing_ratio}
-        return document | headline
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Attribution:
-    """The attribution of every nanosecond of a run's steps to one cause.
+    """The attribution of every nanosecond of a run's steps to one cause, and what it was made of.
 
-    It holds data only; everything that uses it is a function of it.
+    Where steps of several kinds were traced, or some ranks have no numbered steps, it covers those
+    that the step time describes; ``all_steps`` covers everything that was traced. Of a run that is
+    too large to hold the tables of all ranks, ``pieces``, ``gaps``, ``communication``, ``links``,
+    ``joined``, ``work`` and ``factors`` are of some ranks; ``detail`` is the attribution of these
+    alone. The table `selection` says of each rank's steps which of both they are in.
 
     Attributes:
         source: what the user named.
-        pieces: the `piece` table of all ranks.
+        recording: the recorded tables.
+        pieces: the `piece` table.
         windows: the `window` table of all ranks.
-        totals: sums of the times of all pieces.
-        gaps: the `gap` table of all ranks.
-        communication: the `communication` table of all ranks.
+        totals: sums of the times of all pieces of all ranks.
+        gaps: the `gap` table.
+        communication: the `communication` table.
         links: rank → its `event_link` table, row by row with `device_event`.
         cause_rows: all causes with time in them, in the order of the tree.
         findings: what the data can and cannot support, most severe first.
@@ -311,10 +148,16 @@ class Attribution:
         coverage: shares that models and joins cover, as ratios; None for unknown.
         bases: leaf cause → what it rests on.
         ceilings: rank → theoretical and measured peaks of its device.
-        all_kinds: the attribution of all traced steps, where this one covers only some.
+        joined: rank → its device events, joined to the host.
+        matched: rank → its collectives, matched with the other ranks'.
+        work: rank → the work of its device events, row by row with `device_event`.
+        factors: rank → the measured factors of its device events, row by row with `device_event`.
+        superset: the attribution of all traced steps; None where it is this one.
+        part: the attribution of the ranks whose tables are there; None where they are all.
     """
 
     source: str
+    recording: Run
     pieces: pa.Table
     windows: pa.Table
     totals: Totals
@@ -329,12 +172,22 @@ class Attribution:
     coverage: dict[str, float | None]
     bases: dict[str, Basis]
     ceilings: dict[int, Ceilings]
-    all_kinds: Self | None = field(default=None, kw_only=True, repr=False)
+    joined: Mapping[int, JoinedRank]
+    matched: dict[int, Matched]
+    work: Mapping[int, EventWork]
+    factors: Mapping[int, Factors]
+    superset: Self | None = None
+    part: Self | None = None
 
     @property
-    def whole(self) -> Self:
+    def all_steps(self) -> Self:
         """The attribution of all traced steps of all kinds; itself where they are of one kind."""
-        return self.all_kinds or self
+        return self.superset or self
+
+    @property
+    def detail(self) -> Self:
+        """The attribution of the ranks whose tables are there; itself where they are all."""
+        return self.part or self
 
     @property
     def observed_ns(self) -> int:
@@ -404,17 +257,17 @@ class Attribution:
         return self.of_steps(traced[0]) if traced and traced[0] else self
 
     def of_numbered(self) -> Self:
-        """Return the part of ``whole`` in numbered steps; the whole where none has a number."""
-        numbers = ints(self.whole.windows, "number")
-        return self.of_steps(numbers[numbers >= 0]) if (numbers >= 0).any() else self.whole
+        """Return the part of ``all_steps`` in numbered steps; the whole where none has a number."""
+        numbers = ints(self.all_steps.windows, "number")
+        return self.of_steps(numbers[numbers >= 0]) if (numbers >= 0).any() else self.all_steps
 
     def of_steps(self, numbers: Collection[int]) -> Self:
-        """Return the part of ``whole`` in these steps; the whole itself where it has no others.
+        """Return the part of ``all_steps`` in these steps; the whole itself where it has no others.
 
         Args:
             numbers: of steps; -1 for windows without a number.
         """
-        whole = self.whole
+        whole = self.all_steps
         inside = np.isin(ints(whole.windows, "number"), [*numbers])
         if inside.all():
             return whole
@@ -435,7 +288,7 @@ class Attribution:
             totals=totals,
             cause_rows=cause_rows_of(totals, whole.bases, whole.withheld),
             ranks=with_times(whole.ranks, totals, windows),
-            all_kinds=whole,
+            superset=whole,
         )
 
     def __repr__(self) -> str:
@@ -443,6 +296,79 @@ class Attribution:
             f"<chopper.Attribution of {self.source!r}: {self.observed_ns} ns over "
             f"{len(self.ranks)} rank(s) and {self.steps} step(s)>"
         )
+
+    def answer(self, name: str, make: Callable[[], _Answer]) -> _Answer:
+        """Return what ``make`` returns, which depends on this attribution alone.
+
+        Args:
+            name: of the answer, among those of this attribution.
+            make: how it is made where no earlier command left it.
+        """
+        answers: Answers | None = self.__dict__.get("_answers")
+        return make() if answers is None else answers.get(name, make)
+
+    def keep_answers(self, answers: Answers) -> None:
+        """Keep answers about this attribution, not about parts or changes of it."""
+        object.__setattr__(self, "_answers", answers)
+
+    def covered(self) -> tuple[str, str]:
+        """Say which ranks and steps ``detail`` covers; and the option that chooses others.
+
+        The option is empty where there are no others.
+        """
+        near = self.detail.all_steps
+        some = [rank.rank for rank in near.ranks]
+        of_ranks = f"{len(some)} of {plural(len(self.ranks), 'rank')} ({ranges(some)})"
+        rank, number = ints(self.all_steps.windows, "rank"), ints(self.all_steps.windows, "number")
+        every, shown = {*number[np.isin(rank, some)]}, {*ints(near.windows, "number")}
+        if every <= shown:
+            return of_ranks, "--ranks" if len(some) < len(self.ranks) else ""
+        of_steps = f"{len(shown)} of {plural(len(every), 'step')} ({ranges(map(int, shown))})"
+        if len(self.ranks) == 1:
+            return of_steps, "--steps"
+        return f"{of_ranks}, {of_steps}", "--ranks or --steps"
+
+
+def bases_of(
+    ranks: Sequence[RankSummary], *, is_clocked: bool, unmeasured: Sequence[dict[str, str]]
+) -> dict[str, Basis]:
+    """Return what each leaf cause rests on; those that are missing rest on recorded times.
+
+    Args:
+        ranks: with the sources of their peaks.
+        is_clocked: clocks of some device were measured.
+        unmeasured: of each rank, factor → why it was not measured.
+    """
+    words = {
+        "peak": "; ".join(sorted({r.peak_source for r in ranks if r.peak_source}))
+        or "no peak known",
+        "clocks": ", normalized to one clock"
+        if is_clocked
+        else "; clocks were not measured and may differ",
+        "unmeasured": _unmeasured(unmeasured),
+        "unmeasured_vector": _unmeasured(
+            [{n: why[n] for n in _OF_VECTOR if n in why} for why in unmeasured]
+        ),
+    }
+    return {
+        leaf: Basis(basis.format(**words), CAUSES[leaf].measured)
+        for leaf in LEAVES
+        if (basis := inherited(leaf, "basis"))
+    }
+
+
+_OF_VECTOR = ("clock", "contention")
+"""Factors of work that is no product."""
+
+
+def _unmeasured(reasons: Sequence[dict[str, str]]) -> str:
+    """Name the factors that are in the rest because they were not measured, and why."""
+    by_factor: dict[str, dict[str, None]] = {}
+    for of_rank in reasons:
+        for name, why in of_rank.items():
+            by_factor.setdefault(name, {})[why] = None
+    listed = "; ".join(f"{name} not measured ({', '.join(why)})" for name, why in by_factor.items())
+    return f"; {listed}" if listed else ""
 
 
 def with_times(
