@@ -12,14 +12,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import queue
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from chopper.errors import InputError
 from chopper.quantities import size_bytes
 from chopper.wording import bytes_
 
+_T = TypeVar("_T")
 VARIABLE = "CHOPPER_MAX_INPUT"
 MAX_RATIO = 200
 """Bytes unpacked for each byte read; DEFLATE gives up to 1032."""
@@ -82,6 +87,30 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         pass  # no second version of control groups here
     return cores
+
+
+def within(limit_s: float, work: Callable[[], _T]) -> _T:
+    """Do what waits for a server, in a thread: no signal ends what waits in C++.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
+    answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((work(), None))
+        except BaseException as exc:  # noqa: BLE001 - raised below
+            answers.put((None, exc))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        value, error = answers.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError(f"no answer for {limit_s:g} s") from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
 
 
 class Intake:
@@ -164,7 +193,6 @@ class Arrival:
         self._is_told = self._intake.allowed_bytes is not None
         self.sent_bytes = 0
         """So far."""
-        self.unpacked_bytes = 0
         self.content_bytes = 0
         """Of what was sent, without what a protocol adds."""
 
@@ -174,34 +202,35 @@ class Arrival:
         named = self._intake.allowed_bytes is not None
         return min(disk.total // 50, 2 << 30) if named else disk.free // 2
 
-    def expect(self, size_bytes: int | None, *, is_packed: bool = False) -> None:
+    def expect(self, size_bytes: int | None) -> None:
         """Take notice of the size that a server tells; refuse one beyond the limits."""
         if size_bytes is not None:
             self._is_told = True
-            self._most_bytes = None if is_packed else size_bytes
+            self._most_bytes = size_bytes
             self._intake.check(size_bytes, size_bytes)
             if self._folder is not None and size_bytes > _DISK_EACH_BYTES:
                 self._check_disk(size_bytes)
 
-    def at(self, sent_bytes: int, unpacked_bytes: int | None = None) -> None:
-        """Count the bytes received, and unpacked, so far."""
+    def at(self, sent_bytes: int, content_bytes: int | None = None) -> None:
+        """Count the bytes received so far, and those of the file among them."""
         self.sent_bytes = max(self.sent_bytes, sent_bytes)
-        unpacked_bytes = sent_bytes if unpacked_bytes is None else unpacked_bytes
-        self.unpacked_bytes = max(self.unpacked_bytes, unpacked_bytes)
-        self._intake.check(self.sent_bytes, self.unpacked_bytes)
-        if self._most_bytes is not None and self.unpacked_bytes > self._most_bytes:
+        self.content_bytes = max(
+            self.content_bytes, sent_bytes if content_bytes is None else content_bytes
+        )
+        self._intake.check(self.sent_bytes, self.content_bytes)
+        if self._most_bytes is not None and self.content_bytes > self._most_bytes:
             raise InputError(
                 f"{self._name}: more arrives than the {bytes_(self._most_bytes)} that the server "
                 "told; try again"
             )
-        if not self._is_told and max(self.sent_bytes, self.unpacked_bytes) > UNTOLD_BYTES:
+        if not self._is_told and self.sent_bytes > UNTOLD_BYTES:
             raise InputError(
                 f"{self._name}: more than {bytes_(UNTOLD_BYTES)} arrived of a file whose size the "
                 "server has not told; if it is genuine, allow its size with `chopper --max-input "
                 "10GB` before the command"
             )
-        if self._folder is not None and self.unpacked_bytes >= self._disk_at_bytes:
-            self._disk_at_bytes = self.unpacked_bytes + _DISK_EACH_BYTES
+        if self._folder is not None and self.content_bytes >= self._disk_at_bytes:
+            self._disk_at_bytes = self.content_bytes + _DISK_EACH_BYTES
             self._check_disk(0)
         now_s = time.monotonic()
         if now_s - self._began_s > LONGEST_S:
@@ -224,7 +253,7 @@ class Arrival:
         free_bytes = shutil.disk_usage(self._folder).free
         if free_bytes - more_bytes < self._least_free_bytes:
             raise InputError(
-                f"{self._name}: {bytes_(self.unpacked_bytes + more_bytes)} of it leave too little "
+                f"{self._name}: {bytes_(self.content_bytes + more_bytes)} of it leave too little "
                 f"of the disk of {self._folder.parent} free ({bytes_(free_bytes)}); set "
                 "XDG_CACHE_HOME to a larger disk, or allow its size with `chopper --max-input "
                 "100GB` before the command"

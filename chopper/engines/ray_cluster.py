@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from chopper.errors import ChopperError, tell
 from chopper.fresh_python import PACKAGE_PARENT, environment
+from chopper.limits import within
 from chopper.quantities import digits
 from chopper.storage.files import is_users
 
@@ -137,33 +138,22 @@ def _start(ray: Any, directory: Path | None, options: dict[str, Any]) -> None:
 
 
 def _within(limit_s: float, address: str, work: Callable[[], object]) -> None:
-    """Do what waits for a cluster, in a thread: no signal ends what waits in C++.
+    """Do what waits for a cluster.
 
     Raises:
         LoaderError: it takes longer.
     """
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as exc:  # noqa: BLE001 - raised below
-            failed.append(exc)
-
-    working = threading.Thread(target=run, daemon=True)
-    working.start()
     try:
-        working.join(limit_s)
-    finally:
-        if working.is_alive() and (ray := sys.modules.get("ray")) is not None:
+        within(limit_s, work)
+    except BaseException as exc:
+        if (ray := sys.modules.get("ray")) is not None:
             atexit.unregister(ray.shutdown)  # which would wait for it when this process ends
-    if working.is_alive():
+        if not isinstance(exc, TimeoutError):
+            raise
         raise LoaderError(
             f"{address}: Ray did not connect to it within {limit_s:.0f} s; `ray status --address "
             f"{address}`, on a node of the cluster, shows whether that works"
-        )
-    if failed:
-        raise failed[0]
+        ) from None
 
 
 def _without_lines_of_raylets() -> None:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from chopper.addresses import (
     is_address,
@@ -35,12 +35,12 @@ from chopper.addresses import (
     without_secrets,
 )
 from chopper.errors import ChopperError, InputError, OutputError, RunFormatError
-from chopper.limits import Arrival
+from chopper.limits import Arrival, within
 from chopper.storage import manifest as m
 from chopper.storage.caches import cache_folder
 from chopper.storage.files import inside, read_bytes, write_atomic
 from chopper.storage.layout import MANIFEST, is_upload
-from chopper.storage.parts import Content, content, content_of, may_replace
+from chopper.storage.parts import Content, content_of
 from chopper.storage.web import Web
 from chopper.wording import bytes_, some
 
@@ -50,7 +50,6 @@ _EXTRAS = {
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "abfs"),
     "hf": "hf",
 }
-_T = TypeVar("_T")
 _LOCAL = ("file", "local")
 _SCHEMES = "s3, gs, abfs, hf, http, https or file"
 _MOST_FILES = 10_000
@@ -185,33 +184,13 @@ def _copies(address: str, tell: Tell) -> tuple[str | Path, ...]:
 @functools.cache
 def _listing(address: str) -> _Listing:
     fs, path = opened(address)
-    names, base, is_whole = _within(lambda: _listed(fs, path, address))
+    names, base, is_whole = within(_LOOK_S, lambda: _listed(fs, path, address))
     folder = cache_folder("remote", address)
     _shown_by_key[folder.name] = without_secrets(_folder_address(address, fs, base))
     top = PurePosixPath(_below_host(base)).name
     places = {name: _copy_of(folder, top, below) for name, (_, below) in names.items()}
     files = {name: info for name, (info, _) in names.items()}
     return _Listing(fs, files, places, folder, folder / top if is_whole else None)
-
-
-def _within(look: Callable[[], _T]) -> _T:
-    """Ask a server something, and give up what takes too long."""
-    answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            answers.put((look(), None))
-        except BaseException as exc:  # noqa: BLE001  (raised by who waits for it)
-            answers.put((None, exc))
-
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        value, error = answers.get(timeout=_LOOK_S)
-    except queue.Empty:
-        raise TimeoutError(f"no answer for {_LOOK_S:g} s") from None
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
 
 
 def name_of(address: str) -> str:
@@ -279,13 +258,11 @@ def _listed(
     deeper in it are left out.
     """
     is_web = isinstance(fs, Web)
-    begin = path.find("/", path.find("://") + 3) if is_web else 0
-    query = path.find("?", max(begin, 0)) if is_web else -1
-    plain = path[:query] if query >= 0 else path
-    magic = re.search(r"[*?\[]", plain[max(begin, 0) :])
+    magic = None if is_web else re.search(r"[*?\[]", path)
+    plain = path.partition("?")[0] if is_web else path
     if magic:
         info_by_name = fs.glob(path, detail=True)
-        base = plain[: max(begin, 0) + magic.start()].rpartition("/")[0]
+        base = path[: magic.start()].rpartition("/")[0]
     elif plain.endswith("/") or (not is_web and fs.isdir(path)):
         base = plain.rstrip("/")
         run = _run_at(fs, base)
@@ -297,6 +274,11 @@ def _listed(
                 },
                 base,
                 True,
+            )
+        if is_web:
+            raise InputError(
+                f"{without_secrets(address)}: no run that chopper copied there, and web servers "
+                "list no files; name a file"
             )
         info_by_name = fs.find(base, detail=True)
         if run is None:
@@ -569,13 +551,13 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
                 if got != size:
                     raise OSError(f"{name}: {got} of {size} bytes arrived")
             replaced = _replaceable(fs, path, address, force=force)
-            if replaced and not may_replace(content_of(folder), _content_at(fs, path, replaced)):
+            if replaced and content_of(folder) < Content.STEPS:
                 raise OutputError(
                     f"{address}: no step was recorded, so the run that was there stays"
                 )
         except BaseException:
             with contextlib.suppress(Exception):
-                _within(lambda: _remove(fs, names))
+                within(_LOOK_S, lambda: _remove(fs, names))
             raise
         run = m.Upload(folder=folder_name, files=sizes)
         _switch(fs, path, run)
@@ -607,16 +589,8 @@ def _switch(fs: Any, path: str, run: m.Upload) -> None:
         try:
             _put(fs, manifest, f"{path}/{MANIFEST}")
         except Exception:
-            if _within(lambda: _run_at(fs, path)) != run:
+            if within(_LOOK_S, lambda: _run_at(fs, path)) != run:
                 raise
-
-
-def _content_at(fs: Any, path: str, upload: m.Upload) -> Content:
-    """Return how much a run at an address holds."""
-    run = _run_at(fs, f"{path}/{upload.folder}")
-    if not isinstance(run, m.RunManifest):
-        return Content.STEPS  # never closed, or damaged: it may have steps
-    return content((part, part.steps_source is not None) for part in run.ranks)
 
 
 def _replaceable(fs: Any, path: str, address: str, *, force: bool) -> m.Upload | None:
@@ -662,7 +636,7 @@ def check_upload(address: str, *, force: bool) -> None:
                 f"{address}: has {odd[0]}, by which it would be read as a pattern or in part; "
                 "choose another -o"
             )
-        _within(lambda: _check_upload(fs, path.rstrip("/"), address, force=force))
+        within(_LOOK_S, lambda: _check_upload(fs, path.rstrip("/"), address, force=force))
 
 
 def _check_upload(fs: Any, path: str, address: str, *, force: bool) -> None:

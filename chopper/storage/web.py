@@ -14,12 +14,8 @@ import http.client
 import io
 import ipaddress
 import os
-import re
 import socket
-import zlib
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
@@ -33,7 +29,6 @@ ALLOW_REDIRECTS = "CHOPPER_ALLOW_REDIRECTS"
 _CONNECT_S, _READ_S = 10.0, 30.0
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
-_MOST_FILES, _MOST_PAGE_BYTES = 10_000, 8 << 20
 _MOST_HEAD_BYTES = 16 << 20
 """Of an answer, beyond its content."""
 _PIECE_BYTES = 1 << 16
@@ -110,17 +105,6 @@ def _response(
     return http.client.HTTPResponse(_Socket(sock, arrival), *args, **more)  # type: ignore[arg-type]
 
 
-class _Links(HTMLParser):
-    """What a page links to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value for name, value in attrs if (tag, name) == ("a", "href") and value]
-
-
 class Web:
     """Reads files at addresses, with the functions of a file system of fsspec."""
 
@@ -150,8 +134,7 @@ class Web:
         """
         with self._answer("GET", name, arrival) as response, Path(path).open("wb") as file:
             length = response.getheader("Content-Length")
-            is_packed = _coding(response) not in ("", "identity")
-            arrival.expect(None if length is None else int(length), is_packed=is_packed)
+            arrival.expect(None if length is None else int(length))
             for piece in _content(response, arrival):
                 file.write(piece)
 
@@ -160,43 +143,6 @@ class Web:
         arrival = Arrival(without_secrets(name))
         with self._answer("GET", name, arrival) as response:
             return b"".join(_content(response, arrival))
-
-    def find(self, base: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
-        """Return the files that the pages of a folder, and of those in it, link to."""
-        del detail
-        waiting, files = [base.rstrip("/") + "/"], dict[str, dict[str, Any]]()
-        for folder in waiting:
-            for link in self._links(folder):
-                if not link.endswith("/"):
-                    files[link] = {"type": "file"}
-                elif link not in waiting:
-                    waiting.append(link)
-                if len(files) + len(waiting) > _MOST_FILES:
-                    raise InputError(
-                        f"{without_secrets(base)}: holds more than {_MOST_FILES} files; name fewer"
-                    )
-        return files
-
-    def glob(self, pattern: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
-        """Return the files that match a pattern."""
-        parts = pattern.split("/")
-        first = next(i for i, part in enumerate(parts) if i > 2 and re.search(r"[*\[]", part))
-        return {
-            name: info
-            for name, info in self.find("/".join(parts[:first]), detail=detail).items()
-            if len(name_parts := name.split("/")) == len(parts)
-            and all(map(fnmatchcase, name_parts[first:], parts[first:]))
-        }
-
-    def _links(self, folder: str) -> list[str]:
-        """Return what the page of a folder links to in it."""
-        with self._answer("GET", folder, Arrival(without_secrets(folder))) as response:
-            text = response.read(_MOST_PAGE_BYTES).decode("utf-8", "replace")
-        page = _Links()
-        page.feed(text)
-        plain = folder.partition("?")[0]
-        links = [urljoin(plain, link.partition("#")[0]) for link in page.found]
-        return [x for x in links if x.startswith(plain) and x != plain and "?" not in x]
 
     @contextlib.contextmanager
     def _answer(
@@ -334,37 +280,20 @@ def _check_status(response: http.client.HTTPResponse, address: str) -> None:
 
 def _info(response: http.client.HTTPResponse) -> dict[str, Any]:
     """Return what the head of an answer tells of a file."""
-    plain = _coding(response) in ("", "identity")
-    length = response.getheader("Content-Length") if plain else None
+    length = response.getheader("Content-Length")
     marks = {"ETag": "ETag", "LastModified": "Last-Modified"}
     versions = {ours: response.getheader(theirs) for ours, theirs in marks.items()}
     return {"type": "file", "size": None if length is None else int(length), **versions}
 
 
-def _coding(response: http.client.HTTPResponse) -> str:
-    return (response.getheader("Content-Encoding") or "").strip().lower()
-
-
 def _content(response: http.client.HTTPResponse, arrival: Arrival) -> Iterator[bytes]:
-    """Yield the content of an answer, unpacked where the server packed it unasked."""
-    coding = _coding(response)
-    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+    """Yield the content of an answer; what the server packed by gzip is read as a file of that."""
+    coding = (response.getheader("Content-Encoding") or "identity").strip().lower()
+    if coding not in ("identity", "gzip", "x-gzip"):
         raise OSError("the server packs the file in a way that was not asked for")
-    packed = coding not in ("", "identity")
-    bits = 47  # either of gzip and zlib
-    inflate = zlib.decompressobj(bits)
-    unpacked = 0
     while piece := response.read1(_PIECE_BYTES):
         arrival.content_bytes += len(piece)
-        while piece:
-            data = inflate.decompress(piece, _PIECE_BYTES * 16) if packed else piece
-            unpacked += len(data)
-            arrival.at(arrival.sent_bytes, unpacked)
-            yield data
-            piece = (inflate.unconsumed_tail or inflate.unused_data) if packed else b""
-            if packed and inflate.eof:
-                inflate = zlib.decompressobj(bits) if piece else inflate
+        arrival.at(arrival.sent_bytes, arrival.content_bytes)
+        yield piece
     if response.length:
         raise OSError(f"{response.length} bytes of it did not arrive")
-    if packed and not inflate.eof:
-        raise OSError("the file that the server packed ends early")
