@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from chopper.analyzers.compare.history import PastRun
-from chopper.collectors.host._ranks import RankPart
-from chopper.collectors.sampler._status import SamplerStatus
+from chopper.collectors.host._processes import RankPart
+from chopper.collectors.sampler._source import SamplerStatus
 from chopper.errors import InputError, RunFormatError
 from chopper.experiments.results import Plan
 from chopper.hardware import calibration, prices

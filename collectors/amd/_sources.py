@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from ctypes import byref, c_uint32, create_string_buffer
 from typing import Any, ClassVar
 
-from chopper.collectors.amd import _library as amd
+from chopper.collectors import amd
 from chopper.collectors.base import held
 from chopper.collectors.devices import (
     DeviceReader,

@@ -46,13 +46,13 @@ class HostCollector(SampledCollector):
             ("_processes:RankSource", self._hz, run),
             ("_machine:MachineSource", self._hz, root),
             ("_machine:NicSource", self._hz, root),
-            ("_power:CoreClockSource", min(cores_hz, 1.0), root),
-            ("_power:CycleSource", min(cores_hz, 1.0), root),
-            ("_power:RaplSource", self._hz, root),
-            ("_threads:ThreadSource", threads_hz, run),
+            ("_machine:CoreClockSource", min(cores_hz, 1.0), root),
+            ("_machine:CycleSource", min(cores_hz, 1.0), root),
+            ("_machine:RaplSource", self._hz, root),
+            ("_processes:ThreadSource", threads_hz, run),
         ]
         if self._root == "/":  # the kernel counts events of real processes only
-            sources.append(("_threads:EventSource", threads_hz, run))
+            sources.append(("_processes:EventSource", threads_hz, run))
         specs = [
             SourceSpec(factory=f"{__name__}.{factory}", hz=hz, options=options)
             for factory, hz, options in sources

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import pynvml
 
+from chopper.collectors import nvml
 from chopper.collectors.base import held
 from chopper.collectors.devices import (
     DeviceReader,
@@ -25,7 +26,6 @@ from chopper.collectors.devices import (
     Reading,
     Unit,
 )
-from chopper.collectors.nvml import _library as nvml
 from chopper.collectors.sampler import Sink
 from chopper.storage import clock
 

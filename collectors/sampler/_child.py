@@ -11,8 +11,7 @@ import threading
 from pathlib import Path
 
 from chopper.collectors.sampler._loop import WATCH_S, Sampler
-from chopper.collectors.sampler._source import SystemClock
-from chopper.collectors.sampler._status import COMM, SamplerConfig
+from chopper.collectors.sampler._source import COMM, SamplerConfig, SystemClock
 from chopper.errors import ChopperError, OutputError, say
 from chopper.storage.clock import anchor
 from chopper.storage.files import encode_json, unpack_message

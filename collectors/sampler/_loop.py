@@ -7,11 +7,15 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from chopper.collectors.sampler._source import ClockSource, Gone, Part, Sink, call_costs
-from chopper.collectors.sampler._status import (
+from chopper.collectors.sampler._source import (
+    ClockSource,
+    Gone,
+    Part,
     Quantiles,
     SamplerStatus,
+    Sink,
     SourceStatus,
+    call_costs,
     status_file,
 )
 from chopper.errors import CollectorUnavailable, OutputError

@@ -25,7 +25,8 @@ needs_amdsmi = pytest.mark.skipif(PACKAGE is None, reason="amdsmi is not install
 
 PRELUDE = """
 import ctypes, json, sys
-from chopper.collectors.amd import _library as amd, _sources
+from chopper.collectors import amd
+from chopper.collectors.amd import _sources
 from chopper.collectors.sampler import Sink
 from chopper.tables import TABLES
 def rows(source, *times_ns):

@@ -45,7 +45,8 @@ def until(condition):
 
 PRELUDE = """
 import ctypes, json, sys
-from chopper.collectors.nvml import _library as nvml, _sources
+from chopper.collectors import nvml
+from chopper.collectors.nvml import _sources
 from chopper.collectors.sampler import Sink
 shim = ctypes.CDLL("libnvidia-ml.so.1")
 def at(ms):

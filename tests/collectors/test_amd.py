@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chopper import pipeline
-from chopper.collectors.amd._library import ERRORS
+from chopper.collectors.amd import ERRORS
 from tests.collectors.amd_player import ONE, Player, needs_amdsmi, run_in, wrapper_source
 from tests.waiting import PATIENT_SAMPLERS
 

@@ -13,7 +13,7 @@ import pytest
 
 from chopper.analyzers.events.meter import meter_of
 from chopper.collectors import procfs
-from chopper.collectors.host._power import CoreClockSource, RaplSource
+from chopper.collectors.host._machine import CoreClockSource, RaplSource
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
 from chopper.hardware.environment import affinity_nodes, environment

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from chopper import pipeline
-from chopper.collectors.nvml._library import ERRORS
+from chopper.collectors.nvml import ERRORS
 from tests.collectors.nvml_player import ONE, PRELUDE, TWO, WAITING, Player
 from tests.waiting import PATIENT_SAMPLERS
 

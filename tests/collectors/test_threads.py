@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from chopper.collectors.host._power import CycleSource
-from chopper.collectors.host._threads import (
+from chopper.collectors.host._machine import CycleSource
+from chopper.collectors.host._processes import (
     EVENTS,
     EventSource,
     ThreadSource,

@@ -22,14 +22,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chopper.analyzers.causes import clock
-from chopper.collectors.amd import _library as amd
+from chopper.collectors import amd, knobs, nvml
 from chopper.collectors.amd import _sources as amd_sources
-from chopper.collectors.amd import knobs as amd_knobs
 from chopper.collectors.devices import Errors, columns_of
 from chopper.collectors.formats import nsys, rocpd
-from chopper.collectors.nvml import _library as nvml
 from chopper.collectors.nvml import _sources as nvml_sources
-from chopper.collectors.nvml import knobs as nvml_knobs
 from chopper.reports import live
 from tests.collectors.amd_player import ONE as ONE_AMD
 from tests.collectors.amd_player import Player as AmdPlayer
@@ -236,7 +233,7 @@ def test_nvmls_errors_are_all_explained(nvml_header: Path, tmp_path: Path) -> No
     }.items():
         assert nvml.ERRORS[codes[f"NVML_ERROR_{name}"]][0] == loss, name
     assert codes["NVML_ERROR_ARGUMENT_VERSION_MISMATCH"] == nvml._VERSION_MISMATCH
-    assert codes["NVML_ERROR_NO_PERMISSION"] == nvml_knobs._NO_PERMISSION
+    assert codes["NVML_ERROR_NO_PERMISSION"] == knobs._NVML_NO_PERMISSION
 
 
 def test_nvmls_structures_lie_where_they_are_read(nvml_header: Path, tmp_path: Path) -> None:
@@ -332,7 +329,7 @@ AMD_CONSTANTS = {
     "AMDSMI_CLK_TYPE_GFX": amd_sources._CLOCK_GFX,
     "AMDSMI_CLK_TYPE_SYS": amd_sources._CLOCK_GFX,
     "AMDSMI_XGMI_LINK_UP": amd_sources._LINK_UP,
-    "AMDSMI_STATUS_NO_PERM": amd_knobs._NO_PERMISSION,
+    "AMDSMI_STATUS_NO_PERM": knobs._AMDSMI_NO_PERMISSION,
 }
 AMD_LOSSES = {
     "NOT_SUPPORTED": "sensor",

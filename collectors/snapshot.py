@@ -1,16 +1,31 @@
-"""From what a snapshot says to tables; whoever wrote it, every value is checked."""
+"""Snapshots of torch's caching allocator as typed tables: files, and what a run records itself.
+
+``torch.cuda.memory._dump_snapshot`` writes a pickle, which is a program: here it can make plain
+values only. Whoever wrote them, every value is checked.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+import struct
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from chopper.arrow import to_arrow
+from chopper.collectors.formats.cleaning import clean
+from chopper.collectors.formats.unpack import DAMAGE, pieces
 from chopper.errors import InputError
+from chopper.limits import Intake
 from chopper.tables import TABLES
 
+_PROTOCOLS = range(2, 6)
+_HELD_RATIO = 40
+"""Memory for each byte of a pickle: an entry of 60 bytes becomes a dict, and a row."""
 MOST_ROWS = 5_000_000
 _LEAST_ENTRY_BYTES = 16
 """An entry of its own has at least five keys and values, each a reference of 2 bytes or more."""
@@ -19,6 +34,101 @@ _MOST_STACK_BYTES = 64 << 20
 _MOST_FRAMES = 64
 _MOST_BYTES = 1 << 62
 _LONGEST_NAME = 300
+_KEYS = frozenset((str, int, float, bool, type(None)))
+
+
+def sniff(head: bytes) -> bool:
+    """Return whether a file begins as pickles do."""
+    return len(head) > 2 and head[0] == 0x80 and head[1] in _PROTOCOLS
+
+
+def read_snapshot(path: Path) -> dict[str, pa.Table]:
+    """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK and ALLOCATOR_EVENT of a file, packed or not.
+
+    Raises:
+        InputError: it is damaged, no snapshot, or holds more than plain values.
+    """
+    try:
+        with path.open("rb") as file:
+            data = b"".join(pieces(file, Intake(path, _HELD_RATIO)))
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror or exc})") from exc
+    except DAMAGE as exc:
+        raise InputError(f"{path}: the gzip stream is damaged ({exc})") from exc
+    return tables_of(load(data, str(path)), str(path), len(data))
+
+
+def load(data: bytes, where: str) -> Any:
+    """The value that a pickle of plain values holds.
+
+    Raises:
+        InputError: it is damaged, ends early, or asks for code; nothing of it was run.
+    """
+    try:
+        return _PlainUnpickler(data, where).load()
+    except (EOFError, IndexError, struct.error):
+        raise InputError(f"{where}: a pickle that ends in the middle ({len(data)} bytes)") from None
+    except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError) as exc:
+        # A key that is a list, items for what is no list.
+        raise InputError(f"{where}: a damaged pickle ({exc})") from None
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Finds no class, so nothing runs.
+
+    ``pickle`` in Python, because the one in C makes its memo as large as the largest index (64 GiB
+    for 5 bytes). Keys are checked before they are hashed, which goes as deep as a tuple is nested,
+    until the interpreter's stack overflows.
+    """
+
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
+
+    def __init__(self, data: bytes, where: str) -> None:
+        super().__init__(io.BytesIO(data))
+        self._where = where
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise InputError(
+            f"{self._where}: a pickle that asks for code ({f'{module}.{name}'[:80]}), where a "
+            "memory snapshot holds plain values only; refused, nothing of it was run"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        del pid
+        return self.find_class("persistent", "id")
+
+    def get_extension(self, code: int) -> None:
+        self.find_class("extension", str(code))
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        self._update(items)
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._update([key, value])
+
+    def _make_dict(self) -> None:
+        items = self.pop_mark()
+        self.stack.append({})
+        self._update(items)
+
+    def _update(self, items: list[Any]) -> None:
+        if not {*map(type, items[::2])} <= _KEYS:
+            raise TypeError("a key that is neither text nor a number")
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+    def _refuse(self) -> None:
+        raise TypeError("sets or bytes, where a memory snapshot holds plain values only")
+
+    dispatch |= {pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items}
+    dispatch |= {pickle.DICT[0]: _make_dict}
+    # A byte array takes the memory that it names before its bytes are there.
+    dispatch |= dict.fromkeys(
+        (pickle.ADDITEMS[0], pickle.FROZENSET[0], pickle.BYTEARRAY8[0]), _refuse
+    )
 
 
 def tables_of(snapshot: Any, where: str, size_bytes: int | None = None) -> dict[str, pa.Table]:
@@ -41,7 +151,7 @@ def tables_of(snapshot: Any, where: str, size_bytes: int | None = None) -> dict[
         keys = ", ".join(map(str, list(snapshot)[:6])) if isinstance(snapshot, dict) else kind
         raise InputError(
             f"{where}: a pickle, but no snapshot of torch's allocator: expected a dict with "
-            f"segments and device_traces, found {keys[:120]}"
+            f"segments and device_traces, found {clean(keys[:120])}"
         )
     most = MOST_ROWS if size_bytes is None else min(MOST_ROWS, size_bytes // _LEAST_ENTRY_BYTES)
     stacks = _Stacks(where, None if size_bytes is None else _MOST_STACK_RATIO * size_bytes)
@@ -94,7 +204,8 @@ def _integer(value: Any, *, most: int = 1 << 63) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    return value[:_LONGEST_NAME] if isinstance(value, str) and value else None
+    # Half a surrogate pair, as bytes of a file's name may be, is no UTF-8: replaced, not refused.
+    return clean(value[:_LONGEST_NAME]) if isinstance(value, str) and value else None
 
 
 class _Stacks(dict[int, "str | None"]):
