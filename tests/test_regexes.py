@@ -80,7 +80,7 @@ def compiled(value: Any) -> Iterator[re.Pattern[Any]]:
 MADE_OF_DATA = {
     "chopper/addresses.py": "the forms of a slash and a colon, above it",
     "collectors/formats/exported.py": "the key that the run of a timeline stands under",
-    "collectors/formats/kineto/_strict.py": "other patterns of the file",
+    "collectors/formats/kineto/_decoder.py": "other patterns of the file",
     "collectors/formats/steps.py": "word parts, listed in the file",
     "reports/to_markdown.py": "the ids of causes, escaped",
     "chopper/storage/remote.py": "names of folders of copies: sixteen digits of a hash",

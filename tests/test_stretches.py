@@ -18,7 +18,7 @@ import chopper
 from benchmarks._ranks import write_ranks
 from chopper import limits, pipeline
 from chopper.analyzers.attribution import Attribution
-from chopper.collectors.formats.kineto import _sections, chunked, read_trace
+from chopper.collectors.formats.kineto import _native, chunked, read_trace
 from chopper.errors import InputError, OutputError, UsageError
 from chopper.ingest import write_run
 from chopper.reports import render
@@ -68,8 +68,8 @@ def all_large(rows: int = 3_000) -> Iterator[None]:
     """Read every trace in stretches of about so many rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "LARGE_TRACE_BYTES", 4)
-        patch.setattr(_sections, "_ALONE_BYTES", 300_000)
-        patch.setattr(_sections, "_TEXT_BYTES", 300_000)  # on more than one core
+        patch.setattr(_native, "_ALONE_BYTES", 300_000)
+        patch.setattr(_native, "_TEXT_BYTES", 300_000)  # on more than one core
         patch.setattr(stretches, "STRETCH_ROWS", rows)
         yield
 

@@ -6,8 +6,12 @@ Strict JSON is decoded into typed structures at once; everything else is fixed f
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +21,31 @@ import numpy as np
 from chopper.collectors.formats.cleaning import clean
 from chopper.collectors.formats.kineto._events import (
     ARGUMENTS,
-    MEMORY_NAME,
-    NO_ARGS,
-    NOTHING,
-    CounterEvent,
-    Document,
-    Event,
-    Header,
-    decode_counters,
-    decode_events,
-)
-from chopper.collectors.formats.kineto._groups import (
     DEVICE,
     DEVICE_KINDS,
     GROUPS,
     IN_NS,
     MEMORY,
+    MEMORY_NAME,
     MTIA,
+    NO_ARGS,
+    NOTHING,
     OVERFLOWING_DUR,
     SKIPPED,
     TARGETS,
     WITHOUT_DUR,
     WITHOUT_NAME,
     WITHOUT_TS,
+    Args,
+    CounterEvent,
+    Document,
+    Event,
+    Header,
+    Ids,
     Scanned,
     Target,
-)
-from chopper.collectors.formats.kineto._repair import repair
-from chopper.collectors.formats.kineto._strict import StrictText
-from chopper.collectors.formats.kineto._values import (
-    Ids,
+    decode_counters,
+    decode_events,
     ints,
     note_name,
     threshold_of,
@@ -55,7 +54,414 @@ from chopper.collectors.formats.kineto._values import (
 )
 from chopper.errors import InputError
 from chopper.limits import Intake
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import Finding, Severity, add_finding
+
+_SPACE = re.compile(r"[\s,]*")
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_HEADER = frozenset(field.name for field in msgspec.structs.fields(Header))
+_MEMBER = re.compile(rf'"({"|".join(sorted(_HEADER))})"\s*:\s*')
+_NEXT_EVENT = r'(?<=[,}])[ \t\r\n]*(?=\{[ \t\r\n]*"(?:ph|cat|name|pid|tid|ts|args)"[ \t\r\n]*:)'
+_NEXT_EVENT_BYTES = re.compile(_NEXT_EVENT.encode())
+_NEXT_EVENT_TEXT = re.compile(_NEXT_EVENT)
+_BETWEEN = " \t\r\n,"
+_LAST_EVENT = re.compile(r'\}(?=\s*\]\s*(?:\}|,\s*"|$))')
+_LIST_END = re.compile(r"\](?!\s*,\s*\{)")
+
+_NAME = (
+    re.compile(r'"name"\s*+:\s*+"'),
+    re.compile(
+        r'"\s*+(?:,\s*+"(?:ph|cat|pid|tid|ts|dur|id|args|s|bp)"\s*+:|\}[}\s]*+$|$)',
+    ),
+)
+_TEXT = (
+    re.compile(r'"(?!ph"|cat")[^"\\]++"\s*+:\s*+"'),
+    re.compile(r'"\s*+(?:,\s*+"[^"\\]++"\s*+:|\}[}\s]*+(?:,|$))'),
+)
+"""Where the text of the name, and of other members, opens and closes."""
+_TOKEN = re.compile(
+    r'"|(?<![\w.])[-+]?(?:nan(?:\(\w*+\))?|inf(?:inity)?|\d\.#\w+)(?!\w)|,(?=\s*+[,}\]])',
+    re.IGNORECASE,
+)
+"""Where a string opens, C's text of a number that JSON has not, or a comma before nothing."""
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_ESCAPED = re.compile(r'(?:[^\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*', re.DOTALL)
+_ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+# Floats keep their digits until it is known which of them are times.
+_decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant)
+
+
+def decode_at(source: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at ``at``, and where it ends.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deep.
+    """
+    try:
+        return _decoder.raw_decode(source, at)
+    except RecursionError as exc:
+        raise ValueError("nested too deep") from exc
+
+
+def skip(source: str, at: int) -> int:
+    """Return the end of space and commas that begin at a place."""
+    blank = _SPACE.match(source, at)
+    return at if blank is None else blank.end()
+
+
+def end_of_broken(text: bytes, at: int) -> int | None:
+    """Return the end of a broken event: before the next one; None if none follows."""
+    following = _NEXT_EVENT_BYTES.search(text, at + 1)
+    if following is None:
+        return None
+    return at + len(text[at : following.end()].rstrip(_BETWEEN.encode()))
+
+
+def fix_event(event: str) -> tuple[str, str]:
+    """Return a broken event as JSON, and the code of the finding.
+
+    Raises:
+        ValueError: it is JSON.
+    """
+    if _length_of(event):
+        raise ValueError("the event is JSON")
+
+    def known(token: str) -> str:
+        return token if token[0] in '",' else "null"
+
+    def valid_token(token: str) -> str:
+        if token[0] == '"':
+            closed = len(token) > 1 and token[-1] == '"'
+            return f'"{_escaped(token[1:-1])}"' if closed else token
+        return "" if token == "," else "null"
+
+    if _length_of(text := _with_tokens(event, known)) == len(text):
+        return text, "trace.nan"
+    for quoted in (_NAME, _TEXT):
+        text = _requoted(event, *quoted)
+        if _length_of(text := _with_tokens(text, valid_token)) == len(text):
+            return text, "event.repaired"
+    return "{}", "event.not_json"
+
+
+def _with_tokens(event: str, changed: Callable[[str], str]) -> str:
+    """Replace strings, numbers that JSON has not, and commas before nothing."""
+    parts: list[str] = []
+    position = 0
+    while (match := _TOKEN.search(event, position)) is not None:
+        token = match if match[0] != '"' else _STRING.match(event, match.start()) or match
+        parts += [event[position : token.start()], changed(token[0])]
+        position = token.end()
+    return "".join(parts) + event[position:]
+
+
+def _requoted(event: str, opening: re.Pattern[str], closing: re.Pattern[str]) -> str:
+    """Escape what stands bare in the strings that open and close in these ways."""
+    parts: list[str] = []
+    position = 0
+    while (begin := opening.search(event, position)) is not None:
+        if (end := closing.search(event, begin.end())) is None:
+            break
+        string = event[begin.end() : end.start()]
+        parts += [event[position : begin.end()], _escaped(string)]
+        position = end.start()
+    return "".join(parts) + event[position:]
+
+
+def _length_of(text: str) -> int:
+    """Return the length of the JSON object that a text begins with; 0 for none."""
+    try:
+        value, end = decode_at(text, 0)
+    except ValueError:
+        return 0
+    return end if isinstance(value, dict) else 0
+
+
+def _escaped(string: str) -> str:
+    """Escape what stands bare in a string; one invalid escape means that none is meant as such."""
+    if not _ESCAPED.fullmatch(string):
+        string = string.replace("\\", "\\\\")
+    string = _ESCAPE_OR_QUOTE.sub(lambda one: one[0] if one[0] != '"' else '\\"', string)
+    return _CONTROL.sub(lambda char: f"\\u{ord(char[0]):04x}", string)
+
+
+@dataclass
+class StrictText:
+    """Text of a file, as strict JSON if it could be made so."""
+
+    source_name: str
+    text: bytes
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Events that were broken, by code."""
+
+    def _note(self, code: str, message: str, severity: Severity = "warning") -> None:
+        message = f"{self.source_name}: {message}"
+        add_finding(self.findings, code, message, severity=severity)
+
+    def __post_init__(self) -> None:
+        if self.text.startswith(b"\xef\xbb\xbf"):
+            message = "starts with a UTF-8 byte order mark; skipped"
+            self._note("trace.byte_order_mark", message, "info")
+            self.text = self.text[3:]
+        try:
+            source = self.text.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            source = self.text.decode("utf-8", "replace")
+            self._note(
+                "trace.invalid_utf8",
+                f"invalid UTF-8 (first at byte {exc.start}); shown as \N{REPLACEMENT CHARACTER}",
+            )
+        at = first = skip(source, 0)
+        while at < len(source):
+            try:
+                _, end = decode_at(source, at)
+            except ValueError:
+                if source[at] in "[{":
+                    source = source[:at] + self._closed(source, at)
+                elif at > first:
+                    rest = f"{len(source) - at} characters after the JSON are not JSON; ignored"
+                    self._note("trace.trailing_text", rest)
+                    source = source[:at]
+                break
+            at = skip(source, end)
+        self.text = source.encode()
+
+    def _closed(self, source: str, at: int) -> str:
+        """Return a damaged or open document from ``at`` on as JSON; as it is if it has no events.
+
+        What follows an event that is cut off is lost.
+        """
+        opening = _EVENTS.search(source, at) if source[at] == "{" else None
+        if opening is None and source[at] == "{":
+            return source[at:]
+        events: list[str] = []
+        position = skip(source, at + 1 if opening is None else opening.end())
+        while position < len(source) and not _LIST_END.match(source, position):
+            try:
+                _, end = decode_at(source, position)
+                event = source[position:end]
+            except ValueError as exc:
+                following = _NEXT_EVENT_TEXT.search(source, position + 1)
+                last = following or _LAST_EVENT.search(source, position)
+                if last is None:
+                    self._note(
+                        "trace.truncated",
+                        f"JSON ends or breaks in the middle of event {len(events) + 1} (character "
+                        f"{position}); the {len(events)} events before it are used, "
+                        f"{len(source) - position} characters after are lost",
+                    )
+                    break
+                end = position + len(source[position : last.end()].rstrip(_BETWEEN))
+                event, code = fix_event(source[position:end])
+                self.counts["event.nested_too_deep" if "too deep" in str(exc) else code] += 1
+            events.append(event)
+            position = skip(source, end)
+        else:
+            if position == len(source):
+                many = len(events)
+                message = f"JSON ends after event {many} without closing; those events are used"
+                self._note("trace.truncated", message)
+            elif not self.counts:
+                self._note(
+                    "trace.not_strict",
+                    "JSON is not strict (for example a comma after the last event, or quotes in "
+                    f"its header); all {len(events)} events were read",
+                )
+        listed = f"[{','.join(events)}]"
+        if opening is None:
+            return listed if any('"ph"' in event for event in events) else source[at:]
+        members = _members(source[position:]) | _members(source[at : opening.start()])
+        texts = [f'"{key}":{value}' for key, value in members.items()]
+        return "{" + ",".join([*texts, f'"traceEvents":{listed}']) + "}"
+
+
+def _members(source: str) -> dict[str, str]:
+    """Return the members of a header that are JSON, as text; the first of several counts."""
+    members: dict[str, str] = {}
+    for key in _MEMBER.finditer(source):
+        try:
+            _, end = decode_at(source, key.end())
+        except ValueError:
+            continue
+        members.setdefault(key[1], source[key.end() : end])
+    return members
+
+
+_KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+
+
+def _repaired(path: Path, text: bytes, findings: list[Finding]) -> Scanned:
+    """Read the events of JSON text, whatever their types; what cannot be used is counted.
+
+    Raises:
+        InputError: it is no trace.
+    """
+    documents = _Documents()
+    documents.read(text.decode())
+    if not documents.is_trace:
+        raise InputError(
+            f"{path}: {documents.why}; expected a Kineto (Chrome JSON) trace as torch.profiler "
+            "exports"
+        )
+    try:
+        members = {k: _plain(v) for k, v in documents.header.items() if k in _HEADER}
+    except RecursionError:
+        members = {}
+    events: list[Event] = []
+    counters: list[CounterEvent] = []
+    counts: Counter[str] = Counter()
+    for raw in documents.events:
+        if not isinstance(raw, dict):
+            counts["event.not_an_object"] += 1
+        elif raw.get("ph") == "C":
+            counters += _counter_event(raw)
+        elif isinstance(raw.get("ph"), str):
+            try:
+                events.append(_event(raw))
+            except RecursionError:
+                counts["event.nested_too_deep"] += 1
+        elif raw:
+            counts["event.without_ph"] += 1
+    if documents.count > 1:
+        message = f"{documents.count} JSON documents in one file; their events are merged"
+        add_finding(findings, "trace.concatenated", f"{path.name}: {message}")
+    scanned = _scanned(Header(**members), events, counters)
+    scanned.counts += counts
+    return scanned
+
+
+@dataclass
+class _Documents:
+    """JSON documents of a text, as far as they could be read."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    events: list[Any] = field(default_factory=list)
+    count: int = 0
+    is_trace: bool = False
+    why: str = "no JSON in it"
+    """Description of what was found instead of a trace."""
+
+    def read(self, source: str) -> None:
+        """Read one document after the other, up to the first invalid JSON."""
+        at = skip(source, 0)
+        while at < len(source):
+            try:
+                document, end = decode_at(source, at)
+            except ValueError:
+                sample = source[at : at + 40].replace("\n", " ")
+                self.why = f"not JSON: found {sample!r} at character {at}, expected {{ or ["
+                if source[at] == "[":
+                    self.why = "a list that is cut off and holds no event"
+                break
+            at = skip(source, end)
+            self._add(document)
+
+    def _add(self, document: Any) -> None:
+        """Take what a whole document holds."""
+        self.count += 1
+        if isinstance(document, list):
+            self.why = "JSON, but a list without trace events"
+            self.is_trace = self.is_trace or not document or any(map(_is_event, document))
+            self.events += document
+        elif not isinstance(document, dict):
+            self.why = f"JSON, but not a trace: {_KINDS.get(type(document), 'a number')}"
+        elif isinstance(document.get("traceEvents"), list):
+            self.is_trace = True
+            self.events += document["traceEvents"]
+            # The first of several counts.
+            self.header = {**document, **self.header}
+        elif "traceEvents" in document:
+            kind = _KINDS.get(type(document["traceEvents"]), "a number")
+            self.why = f"traceEvents is {kind}, not a list"
+        else:
+            self.why = "JSON, but not a trace: no traceEvents"
+
+
+def _is_event(value: Any) -> bool:
+    return isinstance(value, dict) and ("ph" in value or "ts" in value)
+
+
+def _scalar(value: Any) -> int | float | str | None:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Decimal | float):
+        real = float(value)
+        return real if math.isfinite(real) else None
+    return value if type(value) is int else None
+
+
+def _digits(value: Any) -> msgspec.Raw:
+    """Return a time as it was written."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+        return msgspec.Raw(b"null")
+    try:
+        return msgspec.Raw(str(value).encode("ascii", "replace"))
+    except ValueError:  # an integer of thousands of digits
+        return msgspec.Raw(b"null")
+
+
+def _plain(value: Any) -> Any:
+    """Return a decoded value with floats as floats, and text that UTF-8 can hold."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _counter_event(raw: dict[str, Any]) -> list[CounterEvent]:
+    """Return a sample, none if it has no values."""
+    if not isinstance(raw.get("args"), dict):
+        return []
+    name = raw.get("name")
+    return [
+        CounterEvent(
+            ph="C",
+            name=name if isinstance(name, str) else None,
+            pid=_scalar(raw.get("pid")),
+            ts=_digits(raw.get("ts")),
+            args=raw["args"],
+        )
+    ]
+
+
+def _event(raw: dict[str, Any]) -> Event:
+    args, category, name = raw.get("args"), raw.get("cat"), raw.get("name")
+    return Event(
+        ph=raw["ph"],
+        cat=clean(category) if isinstance(category, str) else None,
+        name=None if name is None else clean(str(name)),
+        pid=_scalar(raw.get("pid")),
+        tid=_scalar(raw.get("tid")),
+        ts=_digits(raw.get("ts")),
+        dur=_digits(raw.get("dur")),
+        args=_args(args) if isinstance(args, dict) else None,
+    )
+
+
+def _args(raw: dict[str, Any]) -> Args:
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        known = ARGUMENTS.get(key)
+        if known is None or value is None:
+            continue
+        if known.type is msgspec.Raw:
+            values[known.name] = msgspec.Raw(json.dumps(_plain(value)).encode())
+        else:
+            values[known.name] = clean(str(value)) if key == "Collective name" else _scalar(value)
+    return Args(**values)
+
 
 _WHOLE_HELD_RATIO = 8
 _DAMAGED_HELD_RATIO = 20
@@ -81,10 +487,7 @@ def decode(path: Path, text: bytes) -> tuple[Scanned, list[Finding]]:
     try:
         scanned = _decode_whole(path, strict.text)
     except _NOT_STRICT:
-        repaired = repair(path, strict.text)
-        strict.findings += repaired.findings
-        scanned = _scanned(repaired.header, repaired.events, repaired.counters)
-        scanned.counts += repaired.counts
+        scanned = _repaired(path, strict.text, strict.findings)
     scanned.counts += strict.counts
     return scanned, strict.findings
 

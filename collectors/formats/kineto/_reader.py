@@ -14,8 +14,7 @@ from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.cleaning import clean, number, usable_spans, usable_starts
 from chopper.collectors.formats.json_text import read_bytes
 from chopper.collectors.formats.kineto._decoder import decode
-from chopper.collectors.formats.kineto._events import Args, CounterEvent
-from chopper.collectors.formats.kineto._groups import (
+from chopper.collectors.formats.kineto._events import (
     DEVICE,
     DEVICE_KINDS,
     GROUPS,
@@ -27,9 +26,14 @@ from chopper.collectors.formats.kineto._groups import (
     WITHOUT_DUR,
     WITHOUT_NAME,
     WITHOUT_TS,
+    Args,
+    CounterEvent,
     Scanned,
+    base_of,
+    text_of,
+    threshold_of,
+    to_ns,
 )
-from chopper.collectors.formats.kineto._values import base_of, text_of, threshold_of, to_ns
 from chopper.errors import InputError
 from chopper.storage.manifest import Finding, add_finding
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from chopper.collectors.formats.cleaning import MAX_DURATION_NS, cut_overruns, damage_findings
 from chopper.collectors.formats.kineto._assemble import refuse_other_devices, traces_of
-from chopper.collectors.formats.kineto._groups import (
+from chopper.collectors.formats.kineto._events import (
     DEVICE,
     DEVICE_KINDS,
     GROUPS,
@@ -32,10 +32,10 @@ from chopper.collectors.formats.kineto._groups import (
     Columns,
     Marked,
     Scanned,
+    base_of,
 )
 from chopper.collectors.formats.kineto._native import scan_file, stacked
 from chopper.collectors.formats.kineto._reader import FileReader, usable
-from chopper.collectors.formats.kineto._values import base_of
 from chopper.collectors.formats.parsed import ParsedTrace, step_table
 from chopper.collectors.formats.steps import PROFILER_STEP
 from chopper.errors import OutputError, reason_of

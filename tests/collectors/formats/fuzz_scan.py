@@ -21,7 +21,7 @@ from tests.sanitizing import run_fuzzer
 
 def fuzz(count: int, seed: int) -> None:
     """Scan ``count`` texts, half of them damaged."""
-    from chopper.collectors.formats.kineto import _native, _sections
+    from chopper.collectors.formats.kineto import _native
     from tests.collectors.formats.scan_cases import Writer, mutated
 
     class Exact:
@@ -46,7 +46,7 @@ def fuzz(count: int, seed: int) -> None:
             text = mutated(text, rng)
         ends = sorted(rng.randrange(len(text) + 1) for _ in range(rng.choice((0, 1, 3, 20))))
         pieces = [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
-        _sections._TEXT_BYTES = rng.choice((1, 100, 1 << 24))
+        _native._TEXT_BYTES = rng.choice((1, 100, 1 << 24))
         try:
             _native.scan_pieces(iter(pieces), threads=rng.choice((1, 2)))
             accepted += 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from chopper.collectors.formats.kineto._events import Args
-from chopper.collectors.formats.kineto._groups import MTIA, TARGETS
+from chopper.collectors.formats.kineto._events import MTIA, TARGETS, Args
 
 ARGUMENTS = sorted(
     {*Args.__struct_fields__, *Args.__struct_encode_fields__, "blocks per SM", "Ev Idx"}

@@ -20,7 +20,7 @@ from chopper.analyzers.work import kernels
 from chopper.causes import LEVELS
 from chopper.cli import cli
 from chopper.collectors.formats import recording, rocprof_csv, steps
-from chopper.collectors.formats.kineto import _processes, _values
+from chopper.collectors.formats.kineto import _assemble, _events
 from chopper.collectors.formats.recording import torch_range
 from chopper.collectors.formats.sqlite import read as read_database
 from chopper.errors import InputError
@@ -549,8 +549,8 @@ def test_a_recording_of_another_run_is_refused(tmp_path: Path) -> None:
     [
         (steps.PROFILER_STEP, "ProfilerStep#12"),
         (steps._NUMBERED, "train step 12"),
-        (_processes._RANK, "rank 12"),
-        (_values._NUMBERED, "stream 12"),
+        (_assemble._RANK, "rank 12"),
+        (_events._NUMBERED, "stream 12"),
         (recording._SEQUENCE, "aten::mm, seq = 12"),
         (recording._OPERATOR_ID, "aten::mm, op_id = 12"),
         (rocprof_csv._AGENT, "Agent 12"),

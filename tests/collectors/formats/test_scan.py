@@ -28,9 +28,8 @@ from chopper.collectors.formats import unpack
 from chopper.collectors.formats.kineto import (
     ParsedTrace,
     _assemble,
-    _groups,
+    _events,
     _native,
-    _sections,
     read_trace,
 )
 from chopper.collectors.formats.kineto._native import scan_file
@@ -274,7 +273,7 @@ def test_many_broken_events_in_any_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     path = write(tmp_path, trace(*events))
     for text_bytes in (1, 1000, 1 << 24):
-        monkeypatch.setattr(_sections, "_TEXT_BYTES", text_bytes)
+        monkeypatch.setattr(_native, "_TEXT_BYTES", text_bytes)
         assert check(path)
         [found] = read_trace(path)
         assert {f.code: f.count for f in found.findings} == {
@@ -372,8 +371,8 @@ def test_sections_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         whole = scan_file(path)
         assert whole is not None
         for text_bytes, threads in ((1, 2), (400, 2), (3000, 3), (400, 1)):
-            monkeypatch.setattr(_sections, "_TEXT_BYTES", text_bytes)
-            monkeypatch.setattr(_sections, "_ALONE_BYTES", text_bytes)
+            monkeypatch.setattr(_native, "_TEXT_BYTES", text_bytes)
+            monkeypatch.setattr(_native, "_ALONE_BYTES", text_bytes)
             monkeypatch.setattr(unpack, "_READ_TEXT_BYTES", 150)
             found = scan_file(path, threads=threads)
             monkeypatch.undo()
@@ -387,7 +386,7 @@ def test_text_after_the_events_of_a_section_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a section takes for its beginning may stand within a list that has ended."""
-    monkeypatch.setattr(_sections, "_TEXT_BYTES", 1)
+    monkeypatch.setattr(_native, "_TEXT_BYTES", 1)
     monkeypatch.setattr(unpack, "_READ_TEXT_BYTES", 100)
     one = event().encode()
     path = tmp_path / "trace.json"
@@ -401,7 +400,7 @@ def test_nothing_of_an_event_that_is_cut_off_stays() -> None:
     found = scanner()
     assert found.feed(b'[{"ph": "X", "cat": "kernel", "args": {"correlation": 5, "str') == 1
     assert found.feed(b'{"ph": "X", "cat": "kernel", "args": {"stream": 3}}]') > 0
-    columns = [np.asarray(c).tolist() for c in found.finish()[1][_groups.DEVICE]]
+    columns = [np.asarray(c).tolist() for c in found.finish()[1][_events.DEVICE]]
     device, stream, correlation, *_ = columns[8:]
     assert (device, stream, correlation) == ([-(2**63)], [3], [-(2**63)])
 
@@ -409,7 +408,7 @@ def test_nothing_of_an_event_that_is_cut_off_stays() -> None:
 def test_columns_outlive_the_scanner_and_are_not_copied() -> None:
     found = scanner()
     found.feed(trace(*(event(ts=str(i)) for i in range(5000))))
-    column = found.finish()[1][_groups.DEVICE][0]
+    column = found.finish()[1][_events.DEVICE][0]
     del found
     first, second = np.asarray(column), np.asarray(column)
     del column
