@@ -20,7 +20,7 @@ from chopper.analyzers.events.places import Where, largest
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.events.waiting import Waiting, waiting_calls
 from chopper.analyzers.replay.answers import summary
-from chopper.analyzers.replay.applying import Applied
+from chopper.analyzers.replay.changes import Applied
 from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 from chopper.analyzers.trace.columns import ints, strings

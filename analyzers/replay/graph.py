@@ -25,8 +25,7 @@ from chopper.analyzers.replay.program import (
     without_late_stamps,
 )
 from chopper.analyzers.replay.program import LAUNCH as LAUNCHES
-from chopper.analyzers.replay.recorded import recorded_waits
-from chopper.analyzers.replay.streams import CALLS, Waits, previous_on_stream, waits
+from chopper.analyzers.replay.waits import CALLS, Waits, previous_on_stream, recorded_waits, waits
 from chopper.analyzers.trace.columns import compact, row_set
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import numpy as np
 
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL
-from chopper.analyzers.replay.solve import critical_path
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
 from chopper.causes import CODES, LEAVES
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.idle import Parts
     from chopper.analyzers.replay.changes import RankFacts
+    from chopper.analyzers.replay.graph import Graph
     from chopper.analyzers.replay.scenario import Outcome
 
 LATENCY, DEPENDENCY = "idle.launch_latency", "idle.dependency"
@@ -74,6 +74,16 @@ class Path:
         row = row[order]
         columns = self.kind[row], self.event[row], self.interval[row]
         return Path(self.rank_index[row], start[order], end[order], *columns)
+
+
+def critical_path(graph: Graph, decided: np.ndarray, end: int) -> np.ndarray:
+    """The moments that decide when ``end`` comes, in time order, ``end`` the last."""
+    # Only what leads to the end is walked: one step per moment of the path.
+    follow = np.append(graph.source, -1)[decided].tolist()
+    path = [end]
+    while (at := follow[path[-1]]) >= 0:
+        path.append(at)
+    return np.array(path[::-1], dtype=np.int64)
 
 
 def path_of(outcome: Outcome, rank_indices: Collection[int]) -> Path:

@@ -25,7 +25,7 @@ from chopper.causes import CODES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from chopper.analyzers.replay.recorded import Recorded
+    from chopper.analyzers.replay.waits import Recorded
 
 STEP, SYNC_END, LAUNCH, SYNC_BEGIN, ISSUE, OP_START, OP_END = range(7)
 """Kinds of moments of a program."""

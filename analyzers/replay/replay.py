@@ -12,22 +12,22 @@ import numpy as np
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Recoverable
 from chopper.analyzers.replay.answers import WhatIf, summary
-from chopper.analyzers.replay.applying import Applied
-from chopper.analyzers.replay.changes import RankFacts, not_fixable, remove_causes
+from chopper.analyzers.replay.changes import Applied, RankFacts, not_fixable, remove_causes
 from chopper.analyzers.replay.graph import build
-from chopper.analyzers.replay.pace import host_pace, set_pace, without_device
 from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
+from chopper.analyzers.replay.program import CALL
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.schedule import tables
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, row_set
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import HostSpans
+from chopper.causes import CODES
 from chopper.errors import InputError
 from chopper.wording import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -45,6 +45,17 @@ _LAG_RATIO = 0.1
 _COUPLED_RATIO = 0.5
 _FREE_RATIO = 0.01
 _CONTRADICTED_RATIO = 0.1
+SLOWED = tuple(
+    f"idle.preparation.{c}" for c in ("dispatch", "runtime", "profiler", "python", "unobserved")
+)
+"""Work that tracing slows, besides calls that launch. Data, collections of garbage and compilation
+take the time they take."""
+_SLOWED = [CALL, *(CODES[cause] for cause in SLOWED)]
+_LEAST_PACE = 0.1
+"""No recording slows a host more than tenfold."""
+_PACE_PRECISION = 0.005
+_FLAT = 1.02
+"""A step that changes by less does not depend on the host."""
 
 
 class Replay:
@@ -494,3 +505,63 @@ def lanes_of(replay: Replay) -> dict[int, Lane]:
         fact.node.rank: lane_of(path, rank_index, replay.facts)
         for rank_index, fact in enumerate(replay.facts)
     }
+
+
+# The host's pace without tracing: the part of its traced time that the same work takes. Recording
+# each operator and each call of the driver slows the host, which then leads the device by less, or
+# not at all; kernels and copies take no longer. So steps at full speed are replayed with the host's
+# work shortened by one factor, the largest that two observations allow: the replayed steps are no
+# longer than those that ran without a trace; and where the device decides how long those take, work
+# of the host alone is no longer than the shortest step right after a trace: writing it drained the
+# device, so the host waited for nothing. Where the device decides, the host may be faster still.
+
+
+def set_pace(scenario: Scenario, ratio: float) -> None:
+    """Work of the host that tracing slowed takes so much of its traced time."""
+    for rank_index, node in enumerate(scenario.ranks):
+        if not node.joined.host_only:
+            slowed = np.isin(node.program.parts.cause, _SLOWED)
+            scenario.part_scale[rank_index] = np.where(slowed, ratio, 1.0)
+
+
+def without_device(scenario: Scenario) -> None:
+    """The device takes no time, and ranks do not wait for each other: the host's work is left."""
+    scenario.latency = scenario.dependency = scenario.uncoupled = scenario.synchronization = True
+    for rank_index, node in enumerate(scenario.ranks):
+        scenario.scale(rank_index, np.zeros(len(node.start)))
+
+
+def host_pace(
+    step_ns: Callable[[float, bool], float], untraced_ns: float | None, drained_ns: float | None
+) -> float:
+    """Return the pace, as a share of the traced time; 1 where nothing shows a faster host.
+
+    Args:
+        step_ns: mean step at a pace: with the device, or (True) of the host alone.
+        untraced_ns: step that ran without a trace; None where other things made it shorter.
+        drained_ns: step of the host that began with an idle device; None where there was none.
+    """
+    pace = 1.0
+    # A step that the quickest host does not explain has other reasons.
+    if untraced_ns is not None and step_ns(_LEAST_PACE, False) <= _FLAT * untraced_ns:
+        pace = _largest(lambda ratio: step_ns(ratio, False) <= _FLAT * untraced_ns, pace)
+    if drained_ns is not None:
+        least_ns = step_ns(pace, False) / _FLAT
+        quicker = _largest(
+            lambda ratio: step_ns(ratio, True) <= drained_ns or step_ns(ratio, False) < least_ns,
+            pace,
+        )
+        # Nor does one that the host decides, or that had its data ready, tell its pace.
+        pace = quicker if step_ns(quicker, True) <= drained_ns else pace
+    return pace
+
+
+def _largest(fits: Callable[[float], bool], high: float) -> float:
+    """Return the largest ratio up to ``high`` that fits, by bisection."""
+    if fits(high):
+        return high
+    low = _LEAST_PACE
+    while high - low > _PACE_PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

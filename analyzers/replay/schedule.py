@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.replay.core_waits import core_waits
+from chopper.analyzers.causes.core_wait import COMPUTING, wait_of_steps
 from chopper.analyzers.replay.program import OP_START, STEP
 from chopper.analyzers.trace.columns import ints, nullable, row_set, strings
 from chopper.tables import TABLES
@@ -83,7 +83,7 @@ def tables(outcome: Outcome, rank_index: int) -> dict[str, pa.Table]:
         )
         sampled_ns = moved(ints(inputs.device_clock, "time_ns"))
         by_name["device_clock"] = _replaced(inputs.device_clock, time_ns=sampled_ns)
-    waits = core_waits(outcome, rank_index)
+    waits = _core_waits(outcome, rank_index)
     if waits is not None:
         by_name["core_wait"] = waits
         by_name["python_sample"] = TABLES["python_sample"].empty()
@@ -241,3 +241,64 @@ def _collectives(table: pa.Table, host_order: np.ndarray, event_order: np.ndarra
             new[mine] = new_row[row[mine]]
     remaining = np.flatnonzero(new >= 0)
     return _replaced(table.take(pa.array(remaining)), row=new[remaining])
+
+
+def _core_waits(outcome: Outcome, rank_index: int) -> pa.Table | None:
+    """Return the CORE_WAIT of a rank without a device; None if it has none.
+
+    The kernel counts for how long a thread of a step waited for a core, not when. A step that gets
+    shorter is assumed to lose its sleep first; beyond that, waiting and running shrink alike.
+    """
+    node = outcome.scenario.ranks[rank_index]
+    windows = node.joined.windows
+    wait, sleep = wait_of_steps(node.joined.inputs.core_wait, windows.numbers)
+    if not node.joined.host_only or not wait.any():
+        return None
+    before, after = np.diff(windows.bounds_ns), np.diff(outcome.windows(rank_index))
+    removed, remaining = outcome.scenario.freed.get(rank_index, (np.zeros((2, 1)), None))
+    awake = before - np.maximum(sleep, 0) - removed.sum(axis=0)
+    scale = np.minimum(after / np.maximum(awake, 1), 1.0)
+    computing = None
+    if remaining is None:
+        waiting = _scaled(wait, scale)
+    else:
+        computing, preparing = _scaled(remaining[0], scale), _scaled(remaining[1], scale)
+        waiting = computing + preparing
+    asleep = np.where(sleep < 0, -1, np.maximum(after - _scaled(awake, scale), 0))
+    return _core_wait_table(windows.numbers, after, waiting, asleep, computing)
+
+
+def _scaled(time_ns: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return np.asarray(np.rint(time_ns * scale).astype(np.int64))
+
+
+def _core_wait_table(
+    numbers: np.ndarray,
+    length_ns: np.ndarray,
+    wait_ns: np.ndarray,
+    sleep_ns: np.ndarray,
+    computing_ns: np.ndarray | None,
+) -> pa.Table:
+    """Return readings that give these waits and sleeps back, as CORE_WAIT."""
+    computing = np.zeros_like(wait_ns) if computing_ns is None else computing_ns
+    running = length_ns - wait_ns - np.maximum(sleep_ns, 0)
+    each = np.stack([length_ns, wait_ns, running, computing])
+    totals = np.cumsum(each, axis=1)
+    # A reading before each step whose predecessor has none.
+    first = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 2) != 1)
+    step = np.insert(numbers, first, numbers[first] - 1)
+    time, delay, ran, computed = np.insert(totals, first, (totals - each)[:, first], axis=1)
+    declared = TABLES["core_wait"]
+    known = (sleep_ns >= 0).all()
+    values = {
+        "time_ns": time,
+        "span_ns": np.zeros_like(time),
+        "tid": np.zeros_like(time),
+        "step": nullable(step),
+        "run_delay_ns": delay,
+        "run_ns": ran if known else nullable(np.full(len(time), -1)),
+    }
+    table = pa.table({f.name: pa.array(values[f.name]).cast(f.type) for f in declared.arrow})
+    if computing_ns is None:
+        return table
+    return table.append_column(COMPUTING, pa.array(computed))

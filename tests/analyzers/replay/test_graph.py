@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper.analyzers.replay.graph import EVENT, Graph, levels_of_ties
-from chopper.analyzers.replay.scenario import Base, Scenario
-from chopper.analyzers.replay.solve import critical_path, in_python, solve
+from chopper.analyzers.replay.path import critical_path
+from chopper.analyzers.replay.scenario import Base, Scenario, in_python, solve
 from chopper.causes import CODES
 from tests.analyzers import make
 from tests.analyzers.replay.make import base, call, late_second_launch, tables

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 import chopper
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.replay.pace import host_pace
-from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.replay.replay import Replay, host_pace
 from chopper.analyzers.replay.whatif_options import changes_of
 from chopper.cli import cli
 from chopper.reports import story as stories

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from chopper.analyzers.replay.graph import EVENT, SYNCHRONIZE
-from chopper.analyzers.replay.recorded import recorded_waits
 from chopper.analyzers.replay.scenario import Base, Scenario
+from chopper.analyzers.replay.waits import recorded_waits
 from tests.analyzers import make
 from tests.analyzers.replay.make import base, call, joined, tables
 
