@@ -101,7 +101,7 @@ STDERR = {
     "chopper.errors:tell": "every message",
     "chopper.cli.output:show_status": "a line that a terminal overwrites",
     "chopper.cli:main": "usage, which click lays out",
-    "chopper.cli._watching:panel": "the panel of --live",
+    "chopper.cli.record_:_panel": "the panel of --live",
     "chopper.recording.signals:interrupts_end_at_once": "a constant, within a handler of signals",
     "chopper.cli.sweep_:_to_stderr": "what the measured command writes",
 }

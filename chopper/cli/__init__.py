@@ -15,7 +15,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import click
 
@@ -139,12 +139,14 @@ class LazyGroup(click.Group):
     """Group that loads a command when it is called: the ``command`` of a module.
 
     Set ``noun`` (what they are called), ``summaries`` (name → one line), ``module`` (of a name,
-    with ``{}`` in its place) and ``first_count`` (how many the first list of the help shows).
+    with ``{}`` in its place; ``elsewhere`` names those in the module of another, and their
+    functions) and ``first_count`` (how many the first list of the help shows).
     """
 
     noun: str
     summaries: Mapping[str, str]
     module: str
+    elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {}
     first_count: int | None = None
 
     def resolve_command(
@@ -163,7 +165,10 @@ class LazyGroup(click.Group):
         """Load a command; None when there is none of this name."""
         if name not in self.summaries:
             return None
-        command: click.Command = importlib.import_module(self.module.format(name)).command
+        module, function = self.elsewhere.get(name, (name, "command"))
+        command: click.Command = getattr(
+            importlib.import_module(self.module.format(module)), function
+        )
         return command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -181,6 +186,12 @@ class _Group(LazyGroup):
     noun = "command"
     summaries = _COMMANDS
     module = "chopper.cli.{}_"
+    elsewhere = {  # noqa: RUF012
+        "gate": ("compare", "gate"),
+        "gather": ("import", "gather"),
+        "workloads": ("bench", "workloads"),
+        "completion": ("schema", "completion"),
+    }
     first_count = len(_FIRST)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

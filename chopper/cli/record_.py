@@ -8,9 +8,10 @@ import shlex
 import shutil
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -33,6 +34,9 @@ from chopper.storage import manifest as m
 from chopper.storage.destination import NOTES
 from chopper.storage.files import create
 from chopper.wording import next_command
+
+if TYPE_CHECKING:
+    from chopper.recording.live import Snapshot
 
 
 @click.command(
@@ -223,18 +227,129 @@ def _relative(path: Path) -> Path:
         return path
 
 
+_POLL_S = 1.0
+_DRAIN_S = 5.0
+
+
+class Watch:
+    """Polls a run once a second in a thread of its own.
+
+    Args:
+        path: the run's directory.
+        attribute: also say what bounds the run, as ``chopper analyze`` does, after each new trace.
+    """
+
+    def __init__(self, path: Path, *, attribute: bool) -> None:
+        from chopper.recording.live import LiveRun
+
+        self._live = LiveRun(path)
+        self._attribute = attribute
+        self._stop = threading.Event()
+        self._path = path
+        self._seen: list[Path] = []
+        self.latest: Snapshot = self._live.poll()
+        self.verdict = ""
+        """What bounds the run, in a sentence."""
+        self._thread = threading.Thread(target=self._run, name="chopper-watch", daemon=True)
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each poll."""
+
+    def start(self) -> None:
+        """Begin to poll."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_POLL_S):
+            self.poll()
+
+    def poll(self) -> None:
+        """Read new rows and update the display."""
+        self.latest = self._live.poll()
+        if self._attribute and self.latest.traces != self._seen:
+            # A rank that is still writing cannot be read yet: the next poll tries again.
+            with contextlib.suppress(ChopperError, OSError):
+                from chopper.api import attribute
+
+                self.verdict = attribute(self._path).verdict.sentence
+                self._seen = self.latest.traces
+        self.changed()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._live.close()
+
+
+@contextlib.contextmanager
+def _panel(path: Path, title: str) -> Iterator[Callable[[IO[bytes]], None]]:
+    """A panel at the bottom of the terminal; gives what takes the command's output.
+
+    The output goes through this process line by line and scrolls by above the panel.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from chopper.reports import live as rendering
+
+    console = Console(stderr=True)
+    watch = Watch(path, attribute=True)
+    pumps: list[threading.Thread] = []
+
+    def pump(stream: IO[bytes]) -> None:
+        for line in iter(stream.readline, b""):
+            text = line.decode(errors="replace").rstrip("\n")
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def take(stream: IO[bytes]) -> None:
+        pumps.append(threading.Thread(target=pump, args=(stream,), daemon=True))
+        pumps[-1].start()
+
+    with Live(rendering.panel(watch.latest, title), console=console, auto_refresh=False) as display:
+        watch.changed = lambda: display.update(
+            rendering.panel(watch.latest, title, watch.verdict), refresh=True
+        )
+        watch.start()
+        try:
+            yield take
+        finally:
+            # All that held the pipe has ended, or was ended: what is left of it comes at once.
+            for thread in pumps:
+                thread.join(timeout=_DRAIN_S)
+            watch.stop()
+            watch.poll()
+
+
+@contextlib.contextmanager
+def _endpoint(path: Path, address: tuple[str, int]) -> Iterator[int]:
+    """Serve the run's metrics meanwhile; gives the port.
+
+    Raises:
+        ChopperError: the address cannot be taken, or prometheus-client is missing.
+    """
+    from chopper.recording.live import serve
+
+    watch = Watch(path, attribute=False)
+    port, stop = serve(address, lambda: watch.latest)
+    watch.start()
+    try:
+        yield port
+    finally:
+        stop()
+        watch.stop()
+
+
 @contextlib.contextmanager
 def _watched(
     path: Path, title: str, *, live: bool, address: tuple[str, int] | None
 ) -> Iterator[Callable[[IO[bytes]], None] | None]:
     """Serve the endpoint and show the panel as asked; yields the panel's sink of output, if any."""
-    from chopper.cli import _watching
-
     with contextlib.ExitStack() as stack:
         if address is not None:
-            port = stack.enter_context(_watching.endpoint(path, address))
+            port = stack.enter_context(_endpoint(path, address))
             say(f"metrics at http://{address[0]}:{port}/metrics")
-        yield stack.enter_context(_watching.panel(path, title)) if live else None
+        yield stack.enter_context(_panel(path, title)) if live else None
 
 
 def _close(

@@ -18,7 +18,7 @@ import pytest
 
 from chopper import pipeline
 from chopper.analyzers.compare.history import PastRun, past_run
-from chopper.cli.gate_ import add_run, read
+from chopper.cli.compare_ import add_run, read_history
 from tests.command import Outcome, run
 from tests.kineto_writer import Trace
 from tests.waiting import PATIENCE_S
@@ -83,12 +83,12 @@ def test_verdict_exit_code_and_what_is_added(
     assert shown.code == code, shown.err
     document = json.loads(shown.out)
     assert (document["schema"], document["verdict"]) == ("chopper.judgement/1", verdict)
-    assert len(read(job / "history")) == count
+    assert len(read_history(job / "history")) == count
     assert document["run"]["schema"] == "chopper.history/1"
-    accepted = [one for one in read(job / "history") if one.accepted]
+    accepted = [one for one in read_history(job / "history") if one.accepted]
     assert len(accepted) == ("--accept" in options)
     compare("--add")
-    assert [one for one in read(job / "history") if one.accepted] == accepted
+    assert [one for one in read_history(job / "history") if one.accepted] == accepted
 
 
 def test_compare_with_a_history_or_a_condition_is_this_gate(job: Path) -> None:
@@ -168,7 +168,7 @@ def test_bad_input_is_one_line(job: Path) -> None:
         assert (shown.code, words in shown.line) == (1, True), shown.err
         assert "remove the file" in shown.line
     damaged.unlink()
-    assert len(read(job / "history")) == 10
+    assert len(read_history(job / "history")) == 10
 
 
 # What https://github.com/jenkinsci/xunit-plugin (junit-10.xsd) allows, and of it what is required.

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from chopper.analyzers.compare.history import past_run
-from chopper.cli.gate_ import add_run
+from chopper.cli.compare_ import add_run
 from chopper.experiments import results
 from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import chopper
 from chopper import pipeline
-from chopper.cli._watching import Watch
+from chopper.cli.record_ import Watch
 from chopper.errors import ChopperError, UsageError
 from chopper.recording.live import (
     LiveDevice,

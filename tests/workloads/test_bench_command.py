@@ -34,7 +34,7 @@ def test_every_workload_is_described_and_exists():
 def test_listing_needs_no_torch():
     code = (
         "import sys\nsys.modules['torch'] = None\n"
-        "from chopper.cli.workloads_ import command\ncommand(['--json'], standalone_mode=False)"
+        "from chopper.cli.bench_ import workloads\nworkloads(['--json'], standalone_mode=False)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     listed = json.loads(done.stdout)
@@ -46,7 +46,7 @@ def test_listing_needs_no_torch():
 
 
 def test_listing_for_people_names_all_workloads_and_what_they_take():
-    from chopper.cli.workloads_ import command
+    from chopper.cli.bench_ import workloads as command
 
     shown = " ".join(CliRunner().invoke(command).stdout.split())
     for name, workload in workloads().items():
@@ -56,10 +56,10 @@ def test_listing_for_people_names_all_workloads_and_what_they_take():
 
 @pytest.mark.parametrize("name", workloads())
 def test_each_is_described_with_variants_options_and_time(name):
-    from chopper.cli import bench_, workloads_
+    from chopper.cli import bench_
 
     shown = CliRunner().invoke(bench_.command, [name, "--help"]).stdout
-    assert shown == CliRunner().invoke(workloads_.command, [name]).stdout
+    assert shown == CliRunner().invoke(bench_.workloads, [name]).stdout
     assert shown == CliRunner().invoke(bench_.command, ["-o", "x", name, "--", "-h"]).stdout
     assert f"about {find(name).seconds} s on two cores" in shown
     for option in options_of(name):
