@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from chopper.analyzers.estimates.formulas import rule_of_thumb
-from chopper.analyzers.estimates.memory import memory
+from chopper.analyzers.estimates.memory import memory, rule_of_thumb
 from chopper.analyzers.estimates.training import Training
 from chopper.cli.estimates import limits
 from chopper.cli.estimates.network import ecmp

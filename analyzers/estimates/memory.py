@@ -25,7 +25,12 @@ from chopper.analyzers.estimates.training import (
 )
 from chopper.errors import UsageError
 from chopper.models.architectures import Architecture
-from chopper.quantities import MAX_INT
+from chopper.quantities import MAX_INT, positive
+
+_RULE_BYTES_PER_PARAMETER = 40
+_RULE_DEVICE_BYTES = 80 * 10**9
+RULE_TABLE_COUNT = (10**9, 7 * 10**9, 13 * 10**9, 70 * 10**9, 175 * 10**9)
+RULE_FAULTS = assumed("rule_of_thumb")
 
 
 class Nearest(msgspec.Struct, kw_only=True, frozen=True):
@@ -349,3 +354,14 @@ def of_capture(
         steady_bytes=steady,
         host_bytes=0,
     )
+
+
+def rule_of_thumb(parameters_count: int) -> tuple[int, int]:
+    """A common rule of thumb: 40 bytes per parameter, and 80 GB devices for it.
+
+    Returns:
+        Bytes, and devices (rounded up).
+    """
+    positive(parameters_count, "parameters")
+    size = _RULE_BYTES_PER_PARAMETER * parameters_count
+    return size, -(-size // _RULE_DEVICE_BYTES)

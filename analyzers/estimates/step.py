@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chopper.analyzers.estimates.blocks import block, head
-from chopper.analyzers.estimates.loss import loss
+from chopper.analyzers.estimates.blocks import block, head, loss
 from chopper.analyzers.estimates.tape import Buffer, Kept, Ledger, Op, backward, forward
 from chopper.analyzers.estimates.training import (
     DEEPSPEED,

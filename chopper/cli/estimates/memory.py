@@ -11,13 +11,17 @@ import msgspec
 
 from chopper import wording as fmt
 from chopper.analyzers.estimates import Option, OptionsOf
-from chopper.analyzers.estimates.formulas import (
+from chopper.analyzers.estimates.memory import (
     RULE_FAULTS,
     RULE_TABLE_COUNT,
+    Fit,
+    Memory,
+    Nearest,
+    fit,
+    memory,
+    of_capture,
     rule_of_thumb,
-    zero_states_bytes,
 )
-from chopper.analyzers.estimates.memory import Fit, Memory, Nearest, fit, memory, of_capture
 from chopper.analyzers.estimates.training import Training
 from chopper.cli import _options
 from chopper.errors import UsageError
@@ -161,7 +165,6 @@ def page(result: Memory) -> Page:
             _categories(result),
             *((_fit(result.fit),) if result.fit else ()),
             _rule(result),
-            _partition(result),
             Section(title="About the rule of thumb", blocks=(Items(items=RULE_FAULTS),)),
         ),
     )
@@ -331,29 +334,3 @@ def _rule(result: Memory) -> Section:
         totals=1,
         note="a rule of thumb, printed for comparison; its errors follow",
     )
-
-
-def _partition(result: Memory) -> Section:
-    """Return stages by offload, which are often listed together."""
-    count = result.parameters_count
-    ranks = result.training.ranks_count if result.training else 1
-    ranks = ranks if ranks > 1 else 64
-    return listing(
-        f"States of this model over {ranks} ranks: stages partition, offload moves",
-        (0, 1, 2, 3),
-        {
-            "": lambda stage: f"stage {stage}" if stage else "data parallel",
-            "on the device": lambda stage: _gigabytes(zero_states_bytes(count, ranks, stage)),
-            "optimizer offloaded": lambda stage: _gigabytes(
-                zero_states_bytes(count, ranks, stage, optimizer_bytes=0)
-            ),
-            "parameters too": lambda stage: (
-                "one layer at a time" if stage == 3 else "needs stage 3"
-            ),
-        },
-        note="2 + 2 + 12 bytes per parameter in 16 bits with Adam; activations are not in it",
-    )
-
-
-def _gigabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:,.1f} GB"

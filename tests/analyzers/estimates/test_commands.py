@@ -72,7 +72,7 @@ def test_the_rule_of_thumb_is_criticized_on_demand_only() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_json_has_its_schema_and_every_field_is_documented(name: str) -> None:
     document = json.loads(run(name, *COMMANDS[name], "--json"))
-    version = {"offload": 2, "network": 3, "limits": 2}.get(name, 1)
+    version = {"offload": 3, "network": 3, "limits": 2}.get(name, 1)
     assert document["schema"] == f"chopper.estimate.{name}/{version}"
     assert document["assumptions"]
     page = (ROOT / "docs" / "concepts" / "estimates" / f"{name}.md").read_text(encoding="utf-8")

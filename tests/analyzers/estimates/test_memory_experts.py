@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from chopper.analyzers.estimates.blocks import block
 from chopper.analyzers.estimates.memory import Memory, memory
-from chopper.analyzers.estimates.offload import Machine, offload
 from chopper.analyzers.estimates.step import Step
 from chopper.analyzers.estimates.tape import Ledger, forward
 from chopper.analyzers.estimates.training import Training
+from chopper.cli.estimates.offload import Machine, offload
 from chopper.errors import UsageError
 from chopper.models.architectures import CATALOGUE, Architecture, Experts, Latent
-from tests.analyzers.estimates import published
 from tests.analyzers.estimates.test_memory import SMALL
 
 T = 512
@@ -61,30 +60,16 @@ def kept_bytes(a: Architecture, **layout: Any) -> int:
 
 @pytest.mark.parametrize(("architecture", "shared"), [(MIXED, 0), (SHARED, 768)])
 def test_a_layer_keeps_what_the_formula_says(architecture: Architecture, shared: int) -> None:
-    attention = published.llama_layer_activation_bytes(
-        sequence_count=T, batch_count=1, width=1024, heads_count=16, kv_heads_count=4, ffn_width=0
-    )
-    mixed = published.experts_activation_bytes(
-        tokens_count=T,
-        width=1024,
-        experts_count=16,
-        chosen_count=4,
-        expert_width=512,
-        shared_width=shared,
-    )
+    # 8h + 4ad + 4·kv·d; of each of 4 experts: the row sent (2h), both halves, the activation
+    # and their product (8f), what comes back before it is weighted (2h), its weight (4), its number
+    # and three permutations (8 each); the router's probabilities in float32 (4E).
+    attention = T * (8 * 1024 + 4 * 64 * (16 + 4))
+    mixed = T * (4 * (4 * 1024 + 8 * 512 + 36) + 8 * shared + 4 * 16)
     # Softmax of attention and two norms: 4 bytes per head and token, and per token. With a gate,
     # the shared experts' output and its weight.
     statistics = T * (4 * 16 + 2 * 4)
     gate = T * 2 * (1024 + 1) if shared else 0
     assert kept_bytes(architecture) == attention + mixed + statistics + gate
-
-
-def test_the_formula_by_hand() -> None:
-    """Mixtral, 4096 tokens: k(4h + 8f + 36) + 4E = 2 · (16384 + 114688 + 36) + 32 bytes a token."""
-    size = published.experts_activation_bytes(
-        tokens_count=4096, width=4096, experts_count=8, chosen_count=2, expert_width=14336
-    )
-    assert size == 4096 * (2 * (16384 + 114688 + 36) + 32) == 1_074_167_808
 
 
 def test_attention_from_a_latent_keeps_it_and_what_is_made_of_it() -> None:
