@@ -8,8 +8,8 @@ from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attribution import Attribution, Recoverable
 from chopper.analyzers.replay.answers import WhatIf
-from chopper.analyzers.replay.changes import not_fixable
 from chopper.analyzers.replay.replay import Replay
+from chopper.analyzers.replay.whatif_options import not_fixable
 from chopper.causes import CAUSES
 from chopper.reports import actions
 from chopper.reports.labels import cause_cell, color, full_label

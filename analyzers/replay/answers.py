@@ -72,7 +72,7 @@ class WhatIf:
     @property
     def next_bottleneck(self) -> CauseRow | None:
         """The largest cause of the changed run that can be removed."""
-        from chopper.analyzers.replay.changes import NOT_FIXABLE
+        from chopper.analyzers.replay.whatif_options import NOT_FIXABLE
 
         return next((c for c in self.attribution.leaves() if c.id not in NOT_FIXABLE), None)
 

@@ -17,6 +17,7 @@ import numpy as np
 from chopper import wording as fmt
 from chopper.analyzers.causes.exposed import copy_direction
 from chopper.analyzers.replay.program import SYNCHRONIZATION
+from chopper.analyzers.replay.whatif_options import Changes, leaves_of
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import link_peaks
 from chopper.analyzers.trace.columns import ints, matching, strings
@@ -35,17 +36,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.causes.factors import Factors
     from chopper.analyzers.replay.graph import RankNodes
     from chopper.analyzers.replay.scenario import Scenario
-    from chopper.analyzers.replay.whatif_options import Changes
 
-NOT_FIXABLE = {
-    "compute.ideal": "it is the model's own math at the device's peak",
-    "compute.vector.roofline": "it is the time that its bytes need at the device's bandwidth",
-    "communication.transfer.at_peak": "it is the time that its bytes need on the link: use a "
-    "faster link (--link), or send less",
-    "idle.unlaunched": "no launch was recorded, so what the device waited for is unknown",
-    "idle.no_step": "no device event shows what was waited for",
-}
-"""Leaves that nothing takes away, and why."""
 _BASES = ("compute.ideal", "compute.vector.roofline")
 _FACTORS = ("compute.roofline", "compute.clock.", "compute.contention", "compute.efficiency.")
 FAMILIES = ("gemm", "conv", "sdpa", "moe", "vector", "communication", "copy")
@@ -126,17 +117,6 @@ class RankFacts:
         bus_bytes = np.full(len(self.node.start), np.nan)
         bus_bytes[communication.event_row] = communication.bus_bytes
         return bus_bytes
-
-
-def leaves_of(cause: str) -> list[str]:
-    """The leaves of a cause, itself if it is one."""
-    return [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
-
-
-def not_fixable(cause: str) -> str | None:
-    """Return why nothing takes a cause away; None where something does."""
-    leaves = leaves_of(cause)
-    return NOT_FIXABLE[leaves[0]] if all(c in NOT_FIXABLE for c in leaves) else None
 
 
 def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[str]) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Recoverable
 from chopper.analyzers.replay.answers import WhatIf, summary
-from chopper.analyzers.replay.changes import Applied, RankFacts, not_fixable, remove_causes
+from chopper.analyzers.replay.changes import Applied, RankFacts, remove_causes
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
 from chopper.analyzers.replay.program import CALL
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.schedule import tables
+from chopper.analyzers.replay.whatif_options import not_fixable
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, row_set
 from chopper.analyzers.trace.join import Links

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from chopper.causes import CAUSES
+from chopper.causes import CAUSES, LEAVES
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+NOT_FIXABLE = {
+    "compute.ideal": "it is the model's own math at the device's peak",
+    "compute.vector.roofline": "it is the time that its bytes need at the device's bandwidth",
+    "communication.transfer.at_peak": "it is the time that its bytes need on the link: use a "
+    "faster link (--link), or send less",
+    "idle.unlaunched": "no launch was recorded, so what the device waited for is unknown",
+    "idle.no_step": "no device event shows what was waited for",
+}
+"""Leaves that nothing takes away, and why."""
 _HOST = "idle.preparation."
 ALIASES: dict[str, tuple[str, ...]] = {
     "data_wait": (_HOST + "data",),
@@ -36,14 +45,23 @@ ALIASES: dict[str, tuple[str, ...]] = {
 """Plain names of what one wants to be rid of, beside the ids of causes and their last parts."""
 
 
+def leaves_of(cause: str) -> list[str]:
+    """The leaves of a cause, itself if it is one."""
+    return [c for c in LEAVES if c == cause or c.startswith(cause + ".")]
+
+
+def not_fixable(cause: str) -> str | None:
+    """Return why nothing takes a cause away; None where something does."""
+    leaves = leaves_of(cause)
+    return NOT_FIXABLE[leaves[0]] if all(c in NOT_FIXABLE for c in leaves) else None
+
+
 def causes_named(name: str) -> tuple[str, ...]:
     """The causes that a name means: an id, the end of one, or a plain name.
 
     Raises:
         UsageError: there is none, or several; or nothing takes that cause away.
     """
-    from chopper.analyzers.replay.changes import not_fixable
-
     wanted = name.strip().lower().replace("-", "_").replace(" ", "_")
     if not wanted:
         raise UsageError("--fix: no cause named; `chopper analyze RUN` lists them")

@@ -12,8 +12,7 @@ from chopper.cli.output import progress
 
 def _fixes() -> list[str]:
     """Return the names of causes that can be taken away."""
-    from chopper.analyzers.replay.changes import not_fixable
-    from chopper.analyzers.replay.whatif_options import ALIASES
+    from chopper.analyzers.replay.whatif_options import ALIASES, not_fixable
     from chopper.causes import CAUSES
 
     aliases = [alias.replace("_", "-") for alias in ALIASES]
