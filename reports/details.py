@@ -117,7 +117,7 @@ def tables(run: Attribution, views: Mapping[str, pa.Table]) -> list[dict[str, An
             "id": one.name,
             "title": one.title,
             "doc": one.summary,
-            "about": one.doc,
+            "about": [part.replace("\n", " ") for part in one.doc.split("\n\n")],
             "total": table.num_rows,
             "command": f"chopper analyze {source} --view {one.name} --csv",
             "columns": [

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from chopper import wording as fmt
 from chopper.analyzers.compare.result import Change, signed, signed_duration

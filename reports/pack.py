@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 import zlib
 from typing import Any
 
 import numpy as np
 
-from chopper.errors import printable_members
+from chopper.errors import is_shown, printable_members
+
+_ESCAPED = re.compile(r'\\[^"\\]')
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
@@ -62,8 +65,15 @@ def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6)
 
 def compact_json(document: Any) -> str:
     """Return JSON for a page, whose scripts show its texts: those are printable."""
-    members = printable_members(document)
-    return json.dumps(members, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    def encoded(value: Any) -> str:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    text = encoded(document)
+    # JSON itself escapes control characters.
+    if _ESCAPED.search(text) is None and all(map(is_shown, set(text))):
+        return text
+    return encoded(printable_members(document))
 
 
 def deflate_text(text: bytes, *, level: int = 6) -> str:

@@ -8,8 +8,10 @@ interpret, shorten what does not fit, and set text between backticks as code.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 Format = Literal["txt", "md", "html"]
 EVERYWHERE: frozenset[Format] = frozenset(("txt", "md", "html"))
@@ -21,8 +23,7 @@ BROWSER: frozenset[Format] = frozenset(("html",))
 Mark = Literal["", "error", "warning", "info", "ok", "unknown"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One cell of a table; a plain string is a cell without any of this."""
 
     text: str
@@ -51,8 +52,7 @@ class Cell:
     code: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """One column of a table; a plain string is its heading."""
 
     heading: str
@@ -64,8 +64,7 @@ class Column:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of cells."""
 
     columns: Sequence[str | Column]
@@ -114,8 +113,7 @@ class Table:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """A Plotly figure as plain data; browsers only."""
 
     name: str
@@ -130,8 +128,7 @@ class Figure:
     formats: frozenset[Format] = BROWSER
 
 
-@dataclass(frozen=True, slots=True)
-class Paragraph:
+class Paragraph(msgspec.Struct, frozen=True):
     """A sentence or more."""
 
     text: str
@@ -139,8 +136,7 @@ class Paragraph:
     formats: frozenset[Format] = EVERYWHERE
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """One entry of a list."""
 
     text: str
@@ -149,8 +145,7 @@ class Item:
     """Identifier of a finding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Items:
+class Items(msgspec.Struct, frozen=True, kw_only=True):
     """A list: findings, notes, assumptions."""
 
     items: Sequence[Item | str]
@@ -167,8 +162,7 @@ class Items:
         return any(i.mark for i in self.entries())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """A quantity with its name."""
 
     label: str
@@ -178,8 +172,7 @@ class Fact:
     code: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Quantities with their names."""
 
     facts: Sequence[Fact]
@@ -188,28 +181,25 @@ class Facts:
     formats: frozenset[Format] = EVERYWHERE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cards:
+class Cards(msgspec.Struct, frozen=True, kw_only=True):
     """Paragraphs under headings, beside each other: how numbers were made."""
 
     cards: Sequence[tuple[str, Sequence[str]]]
     formats: frozenset[Format] = BROWSER
 
 
-@dataclass(frozen=True, slots=True)
-class Widget:
+class Widget(msgspec.Struct, frozen=True):
     """A part with a template of its own below ``reports/assets``; browsers only."""
 
     template: str
-    context: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, Any] = {}
     formats: frozenset[Format] = BROWSER
 
 
 Block = Table | Figure | Paragraph | Items | Facts | Cards | Widget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a page with its heading."""
 
     title: str
@@ -223,8 +213,7 @@ class Section:
     formats: frozenset[Format] = EVERYWHERE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Scripts and data that a page's own widgets need in a browser beyond figures."""
 
     scripts: Sequence[str]
@@ -235,8 +224,7 @@ class Program:
     """Element id → deflated base64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A report."""
 
     title: str

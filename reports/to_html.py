@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, parents

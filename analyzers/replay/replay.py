@@ -71,6 +71,8 @@ class Replay:
         # Steps depend on those before them: all kinds are replayed, and one is counted.
         self.base: Base = _base_of(run)
         self.unmodified: Outcome = self.base.outcome
+        self._paths: dict[tuple[int, ...], CriticalPath] = {}
+        """Critical paths of the run as it was, by the ranks at whose end they end."""
         self.facts: list[RankFacts] = _facts_of(run.all_steps, self.base)
         self.counted: list[np.ndarray] = _counted(run, self.base)
         """Mask of the windows of each rank that the attribution is of."""
@@ -311,7 +313,11 @@ class Replay:
         outcome = outcome or self.unmodified
         alike = self.reference(outcome)
         ends_on = [rank_index for rank_index, windows in enumerate(self.counted) if windows.any()]
-        path = path_of(outcome, ends_on if alike is None else [alike])
+        ends = tuple(ends_on if alike is None else [alike])
+        if outcome is not self.unmodified:
+            path = path_of(outcome, ends)
+        elif (path := self._paths.get(ends)) is None:
+            path = self._paths[ends] = path_of(outcome, ends)
         if all(counted.all() for counted in self.counted):
             return path
         windows = []

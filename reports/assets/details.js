@@ -54,7 +54,9 @@ class Details {
       tab.tabIndex = on ? 0 : -1;
     });
     this.host.setAttribute("aria-labelledby", `view-${view.id}`);
-    $("details-doc").replaceChildren(...view.about.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)));
+    $("details-doc").replaceChildren(
+      ...view.about.map((text) => el("p", {}, ...text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)))),
+    );
     this.draw();
     this.host.scrollLeft = 0;
   }
