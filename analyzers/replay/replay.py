@@ -314,10 +314,8 @@ class Replay:
         alike = self.reference(outcome)
         ends_on = [rank_index for rank_index, windows in enumerate(self.counted) if windows.any()]
         ends = tuple(ends_on if alike is None else [alike])
-        if outcome is not self.unmodified:
-            path = path_of(outcome, ends)
-        elif (path := self._paths.get(ends)) is None:
-            path = self._paths[ends] = path_of(outcome, ends)
+        known = self._paths if outcome is self.unmodified else {}
+        path = known[ends] if ends in known else known.setdefault(ends, path_of(outcome, ends))
         if all(counted.all() for counted in self.counted):
             return path
         windows = []

@@ -52,13 +52,7 @@ compute AS (
     SELECT rank, device_id, op, op_row, kernel, dur_ns, start_ns, start_ns + dur_ns AS end_ns
     FROM step_event
     WHERE work_class = 'compute' AND dur_ns > 0
-        AND EXISTS (
-            FROM communication
-            JOIN event_link link ON link.rank = communication.rank AND link.row = event_row
-            LEFT JOIN selection
-                ON selection.rank = link.rank AND selection.step_index = link.step_index
-            WHERE link.step_index IS NULL OR in_step_time
-        )
+        AND EXISTS (FROM communication)
 ),
 instance AS (
     SELECT
