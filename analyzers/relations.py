@@ -92,15 +92,7 @@ def on_host(spans: pa.Table) -> pa.Table:
 
 def _of_ranks(name: str, parts: dict[int, pa.Table]) -> pa.Table:
     """Return the tables of ranks as one, with ``rank`` and ``row`` before their columns."""
-    numbered = []
-    for rank, table in parts.items():
-        keys = {
-            "rank": pa.array(np.full(table.num_rows, rank, np.int32)),
-            "row": pa.array(np.arange(table.num_rows, dtype=np.int64)),
-        }
-        keys = {key: values for key, values in keys.items() if key not in table.column_names}
-        columns = [*keys.values(), *table.columns]
-        numbered.append(pa.table(columns, names=[*keys, *table.column_names]))
+    numbered = [parquet.numbered(table, name, rank) for rank, table in parts.items()]
     return pa.concat_tables(numbered) if numbered else parquet.schema_of(name).empty_table()
 
 
@@ -125,7 +117,7 @@ def _causes(run: Attribution) -> pa.Table:
     return TABLES["cause"].of_rows(
         [
             {
-                "cause": row.id,
+                "id": row.id,
                 "parent": row.parent,
                 "label": row.label,
                 "is_leaf": row.id in CODES,

@@ -14,6 +14,7 @@ from chopper import pipeline
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution as Result
 from chopper.analyzers.relations import schema_of
+from chopper.attribution_cache import FileFacts, attribution_of, facts_of, names_of
 from chopper.causes import LEVELS
 from chopper.engines.choice import engine_of
 from chopper.errors import UsageError
@@ -49,8 +50,14 @@ class Run:
         path: its directory; None for traces that were loaded without one.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        choices: tuple[Source, Stated | None] | None = None,
+        inputs: tuple[FileFacts, ...] | None = None,
+    ) -> None:
         self._recording = recording
+        self._choices, self._inputs = choices, inputs
         self.source: str = recording.source
         self.path: Path | None = recording.path
 
@@ -346,7 +353,9 @@ def load(source: Source, *, engine: Engine | None = None, device: Stated | None 
         InputError: nothing is there, or it is neither a run nor traces.
         UsageError: the device is not in the table, or a rank not in the run.
     """
-    return Run(pipeline.read(_source(source), engine, device=device))
+    named = _source(source)
+    inputs = facts_of(names_of(named))
+    return Run(pipeline.read(named, engine, device=device), (named, device), inputs)
 
 
 def attribute(
@@ -377,14 +386,22 @@ def attribute(
         UsageError: a rank that is not in the run, steps of which none was traced, or a device that
             is not in the table.
     """
-    found = pipeline.attribute(
-        recording_of(run),
-        engine,
-        _numbers("ranks", ranks),
-        _numbers("steps", steps),
-        device=device,
-    )
-    return Attribution(found)
+    chosen = _numbers("ranks", ranks), _numbers("steps", steps)
+    source, inputs = recording_of(run), None
+
+    def make() -> Result:
+        return pipeline.attribute(source, engine, *chosen, device=device)
+
+    if isinstance(run, Run) and run._choices is not None and run._inputs is not None:
+        (named, stated), inputs = run._choices, run._inputs
+        device = device or stated
+    elif isinstance(source, Recording):
+        return Attribution(make())
+    else:
+        named = source
+    if engine is not None:  # the user wants to see it work
+        return Attribution(make())
+    return Attribution(attribution_of(names_of(named), make, *chosen, device, inputs=inputs))
 
 
 def compare(

@@ -16,7 +16,7 @@ ranks that are looked at closely: all of them, or some of a run that is large.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper import ingest
 from chopper.analyzers import findings as found
@@ -358,9 +359,11 @@ def _of_steps(recording: Run, steps: Sequence[int]) -> Run:
     return recording.of_steps(steps)
 
 
-def closer(run: Attribution, ranks: Iterable[int]) -> Attribution:
+def closer(run: Attribution, ranks: Collection[int]) -> Attribution:
     """Look closely at other ranks of an attributed run: return the attribution of these alone."""
     stages, matched = _Stages(run.recording, Serial()), run.all_steps.matched
+    windows = run.all_steps.windows
+    stages.windows = {rank: windows.filter(pc.equal(windows["rank"], rank)) for rank in ranks}
     together = [part.clocks for part in stages.joined(ranks)]
     totals = stages.attributed([rank for one in together for rank in one], matched, closely=True)
     return stages.of_closely(totals, matched)
@@ -415,6 +418,7 @@ class _Stages:
         shares: rank → its share, of those that were attributed.
         closely: rank → its tables, of those that were looked at closely.
         partly: rank → the stretch of it that was looked at closely, where that is not all of it.
+        windows: rank → all its windows.
         lost: ranks that are left out.
     """
 
@@ -425,6 +429,7 @@ class _Stages:
         self.shares: dict[int, RankShare] = {}
         self.closely: dict[int, tuple[JoinedRank, RankResult]] = {}
         self.partly: dict[int, _Unit] = {}
+        self.windows: dict[int, pa.Table] = {}
         self.lost: list[Finding] = []
         self._near_shares: dict[int, RankShare] = {}
         self._near_matched: dict[int, Matched] = {}
@@ -494,7 +499,10 @@ class _Stages:
         def each() -> Iterator[Totals]:
             for unit, done in self._done(units, attribute_task, calls, label="attribute"):
                 share, totals, tables = done
-                before, rank = windows_count[unit.rank], unit.rank
+                rank = unit.rank
+                if closely and unit.stretch is not None:
+                    windows_count[rank] = _first_window(self.windows[rank], share.window)
+                before = windows_count[rank]
                 shares[rank].append(share.after(before))
                 windows_count[rank] += share.window.num_rows
                 if tables is not None:
@@ -516,12 +524,14 @@ class _Stages:
             self._engine.rest()
         for rank in [*left]:
             *tables, self._near_matched[rank] = left.pop(rank).get()
-            self.closely[rank] = tables[0], tables[1]
+            first = windows_count[rank] - shares[rank][0].window.num_rows
+            self.closely[rank] = tables[0], tables[1].after(first) if first else tables[1]
         for rank, parts in shares.items():
             if closely and rank in self.partly:
                 self._near_shares[rank] = parts[0]
             else:
                 self.shares[rank] = self._whole(rank, parts)
+                self.windows[rank] = self.shares[rank].window
         return totals
 
     def of_closely(self, totals: Totals, matched: Mapping[int, Matched]) -> Attribution:
@@ -783,6 +793,11 @@ def _findings(
     findings = found.of_matching(findings, coverage.get("collectives_matched_ratio"))
     findings += found.of_samplers(recording.manifest)
     return findings + [one for share in shares.values() for one in share.core_findings]
+
+
+def _first_window(every: pa.Table, some: pa.Table) -> int:
+    """Return the index of the first of some windows of a rank among all of them."""
+    return int(np.flatnonzero(np.isin(ints(every, "number"), ints(some, "number")))[0])
 
 
 def _stacked(tables: list[pa.Table]) -> pa.Table:

@@ -22,9 +22,10 @@ from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.relations import RECORDED, connection, on_host, relation, schema_of
 from chopper.analyzers.views import View, optional
+from chopper.attribution_cache import attribution_of, names_of
 from chopper.engines import Serial
 from chopper.errors import ChopperError, InputError, UsageError, printable
-from chopper.hardware.rank_device import Stated, with_devices
+from chopper.hardware.rank_device import Stated
 from chopper.ingest.recorded import filed_tables, read_rank
 from chopper.ingest.sources import find
 from chopper.storage import parquet
@@ -329,14 +330,17 @@ class Query:
         directory = None if isinstance(source, Run | Attribution) else _directory(source)
         if directory is not None and not attributes and self._device is None:
             return self._scanned(directory)
-        if not isinstance(source, Attribution):
-            engine = self._engine()
-            if not isinstance(source, Run):
-                source = pipeline.read(source, engine)
-                if self._device is not None:
-                    source = with_devices(source, self._device)
-            if attributes:
-                source = pipeline.attribute(source, engine)
+        if isinstance(source, Run):
+            source = pipeline.attribute(source, self._engine()) if attributes else source
+        elif not isinstance(source, Attribution) and not attributes:
+            source = pipeline.read(source, self._engine(), device=self._device)
+        elif not isinstance(source, Attribution):
+            named = source  # as it was named, by which an earlier command kept it
+            source = attribution_of(
+                names_of(named),
+                lambda: pipeline.attribute(named, self._engine(), device=self._device),
+                *(None, None, self._device),
+            )
         if not isinstance(source, Attribution):
             return {name: relation(source, name) for name in self.names}
         large = _large(source.recording)
@@ -373,7 +377,8 @@ class Query:
                     files[name][table] = part.rank
                 elif table.num_rows:
                     file = self._folder() / f"{name}-{part.rank}{parquet.SUFFIX}"
-                    parquet.write(parquet.numbered(table, name, part.rank), file)
+                    rows = parquet.numbered(table, name, part.rank)
+                    parquet.write(rows.cast(parquet.schema_of(name)), file)
                     files[name][file] = part.rank
         return files
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.rank_join import JoinedRank
+from chopper.analyzers.trace.totals import counted_on
 from chopper.analyzers.trace.windows import Windows
 from chopper.arrow import with_column
 from chopper.causes import CODES, LEAVES
@@ -58,6 +60,12 @@ class RankResult:
     def observed_ns(self) -> int:
         """Length of all windows; ``piece.time_ns`` sums to it exactly."""
         return int((ints(self.window, "end_ns") - ints(self.window, "start_ns")).sum())
+
+    def after(self, windows_count: int) -> RankResult:
+        """Return the result of some steps that come after so many windows of the rank."""
+        names = ("event_link", "piece", "window", "gap")
+        tables: dict[str, Any] = {n: counted_on(getattr(self, n), windows_count) for n in names}
+        return replace(self, **tables)
 
 
 def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankResult:

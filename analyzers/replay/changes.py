@@ -84,7 +84,8 @@ class RankFacts:
         """Time of each window in a leaf."""
         codes, known, _, time = self._coded
         rows = np.flatnonzero(codes == known.get(cause, -1))
-        window = ints(self.piece, "step_index")[rows]
+        index = ints(self.piece, "step_index")  # of all windows of the rank
+        window = index[rows] - min(index.tolist(), default=0)
         return np.bincount(window, time[rows], len(self.node.joined.windows)).astype(np.float64)
 
     @cached_property

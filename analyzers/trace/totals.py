@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.trace.columns import distinct_rows, ints, matching, strings
 from chopper.arrow import with_column
@@ -66,8 +67,7 @@ class Totals:
 
 def counted_on(table: pa.Table, windows_count: int) -> pa.Table:
     """Return a table with ``windows_count`` added to its ``step_index``."""
-    kind = table.schema.field("step_index").type
-    index = pa.array(ints(table, "step_index") + windows_count).cast(kind)
+    index = pc.add(table["step_index"], pa.scalar(windows_count, pa.int32()))
     return with_column(table, "step_index", index)
 
 

@@ -143,5 +143,5 @@ JOIN (
     FROM call
     GROUP BY operation, module, op, phase, input_dims
 ) USING (operation)
-LEFT JOIN cause ON cause.cause = main_cause
+LEFT JOIN cause ON cause.id = main_cause
 ORDER BY factor.time_ns DESC, operation

@@ -542,7 +542,7 @@ def attributed(sources: Sequence[str], name: str = "") -> Attribution:
     engine = engine_for(files, counted)
     # Workers load the pipeline at the same time.
     from chopper import pipeline
-    from chopper.cli.attribution_cache import entry_of
+    from chopper.attribution_cache import entry_of
 
     with progress(f"looking for {name or 'the run'}", counted):
         entry = entry_of(sources, ranks, steps, stated(name))

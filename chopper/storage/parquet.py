@@ -57,16 +57,14 @@ def schema_of(name: str) -> pa.Schema:
 
 
 def numbered(table: pa.Table, name: str, rank: int, first_row: int = 0) -> pa.Table:
-    """Return a rank's table, or its rows from one on, with the columns of its file."""
+    """Return a rank's table, or its rows from one on, with the columns that its file has."""
     row = np.arange(first_row, first_row + table.num_rows, dtype=np.int64)
     values = {
         "rank": pa.repeat(pa.scalar(rank, pa.int32()), table.num_rows),
         "row": pa.Array.from_buffers(pa.int64(), len(row), [None, pa.py_buffer(row)]),
     }
-    schema = schema_of(name)
-    names = table.column_names
-    columns = [table[n] if n in names else values[n] for n in schema.names]
-    return pa.table(columns, names=schema.names).cast(schema)
+    names, every = table.column_names, schema_of(name).names
+    return pa.table([table[n] if n in names else values[n] for n in every], names=every)
 
 
 class Writer:
@@ -167,7 +165,7 @@ class RankWriter:
         for first in range(0, table.num_rows, _ROW_GROUP):
             part = table.slice(first, _ROW_GROUP)
             rows = numbered(part, name, self._rank, self.rows_count(name))
-            self._writers[name].write(rows)
+            self._writers[name].write(rows.cast(schema_of(name)))
 
 
 def files(folder: Path) -> dict[str, Path]:

@@ -23,13 +23,13 @@ GROUP BY rank, step_index, start_ns, end_ns
 HAVING observed_ns <> caused_ns
 """
 OPEN_CAUSES = """
-SELECT above.cause, above.time_ns, sum(below.time_ns) AS below_ns
-FROM cause above JOIN cause below ON below.parent = above.cause
+SELECT above.id, above.time_ns, sum(below.time_ns) AS below_ns
+FROM cause above JOIN cause below ON below.parent = above.id
 GROUP BY ALL
 HAVING above.time_ns <> below_ns
 """
 OTHER_CAUSES = """
-SELECT cause, leaf.time_ns, spent_ns
+SELECT id, leaf.time_ns, spent_ns
 FROM (FROM cause WHERE is_leaf) leaf
 FULL JOIN (
     SELECT cause, sum(time_ns) AS spent_ns
@@ -37,7 +37,7 @@ FULL JOIN (
     WHERE in_step_time
     GROUP BY cause
     HAVING spent_ns > 0
-) USING (cause)
+) ON cause = id
 WHERE leaf.time_ns IS DISTINCT FROM spent_ns
 """
 TIME = """

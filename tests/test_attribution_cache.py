@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
+import chopper
 from benchmarks._ranks import write_ranks
-from chopper import pipeline
+from chopper import attribution_cache, pipeline
 from chopper.analyzers import findings
 from chopper.analyzers.trace import rank_join
-from chopper.cli import attribution_cache
-from chopper.cli.attribution_cache import Entry, entry_of
+from chopper.attribution_cache import Entry, entry_of
 from chopper.views import VIEWS, view
 from tests import command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -94,6 +94,23 @@ def test_a_second_command_joins_nothing_and_says_the_same(source: Path, joined: 
     assert joined == []
     assert again.findings == anew.findings
     assert again.pieces.equals(anew.pieces)
+
+
+def test_queries_and_the_library_use_what_commands_kept(traces: Path, joined: list[int]) -> None:
+    run = chopper.load(str(traces))
+    first = run.attribution.view("kernels").arrow()
+    assert {*joined} == {0, 1}
+    joined.clear()
+    said = command.run("query", traces, "FROM kernels", "--format", "csv").out
+    assert len(said.splitlines()) == 1 + first.num_rows
+    assert chopper.attribute(str(traces)).view("kernels").arrow().equals(first)
+    assert chopper.load(str(traces)).view("kernels").arrow().equals(first)
+    assert joined == []
+    # A run that was read before its files changed is attributed as it was read.
+    other = chopper.load(str(traces))
+    _changed_in_place(traces / "rank-0.json")
+    assert other.view("kernels").arrow().equals(first)
+    assert {*joined} == {0, 1}
 
 
 def _changed_in_place(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attributions that commands keep for later commands on the same run.
+"""Attributions that commands and the library keep for later ones on the same run.
 
 An entry is one file in the user's cache, named by the hash of everything that it depends on: the
 contents of all inputs, what the user chose, calibrations and chopper itself. It holds what
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -42,8 +42,11 @@ from chopper.storage.run import Run
 from chopper.storage.store import HeldTables, Store
 from chopper.version import __version__
 
+if TYPE_CHECKING:
+    from chopper.pipeline import Source
+
 _Value = TypeVar("_Value")
-_Facts = tuple[str, int, int, int, int]
+FileFacts = tuple[str, int, int, int, int]
 """Path, size, inode and times of a file: they change with its contents."""
 _MOST_INPUT_BYTES = 4 << 30
 _MOST_ENTRY_BYTES = 256 << 20
@@ -80,7 +83,7 @@ class Entry:
     """
 
     key: str
-    inputs: tuple[_Facts, ...]
+    inputs: tuple[FileFacts, ...]
 
     def read(self) -> Attribution | None:
         """Return the attribution; None where there is none, or it is damaged."""
@@ -147,6 +150,45 @@ class _Answers:
         return answer
 
 
+def attribution_of(
+    sources: Sequence[str],
+    make: Callable[[], Attribution],
+    *choices: Any,
+    inputs: tuple[FileFacts, ...] | None = None,
+) -> Attribution:
+    """Return the attribution of a run, or of traces: one that was kept, else what ``make`` returns.
+
+    Args:
+        sources: run directories, trace files, globs and directories of traces.
+        make: reads and attributes them.
+        choices: everything else that the user chose.
+        inputs: facts of the files that were read, which none is kept of if they have changed.
+    """
+    entry = entry_of(sources, *choices)
+    if entry is None or inputs not in (None, entry.inputs):
+        return make()
+    found = entry.read()
+    if found is None:
+        found = make()
+        entry.write(found)
+    return found
+
+
+def names_of(source: Source) -> list[str]:
+    """Return what names a run, as texts."""
+    return [str(source)] if isinstance(source, str | Path) else [*map(str, source)]
+
+
+def facts_of(sources: Sequence[str]) -> tuple[FileFacts, ...] | None:
+    """Return what the system says of all files that are read for sources; None if it does not."""
+    if any(map(is_address, sources)):
+        return None
+    try:
+        return _facts(map(str, _files(sources)))
+    except (OSError, ValueError):  # whoever reads them says why
+        return None
+
+
 def entry_of(sources: Sequence[str], *choices: Any) -> Entry | None:
     """Return the place of the attribution of a run, or of traces; None where none is kept.
 
@@ -154,10 +196,8 @@ def entry_of(sources: Sequence[str], *choices: Any) -> Entry | None:
         sources: run directories, trace files, globs and directories of traces.
         choices: everything else that the user chose.
     """
-    if any(map(is_address, sources)):
-        return None
+    inputs = facts_of(sources)
     try:
-        inputs = _facts(map(str, _files(sources)))
         if not inputs or sum(size for _, size, *_ in inputs) > _MOST_INPUT_BYTES:
             return None
         with ThreadPoolExecutor(limits.usable_cores()) as threads:
@@ -191,7 +231,7 @@ def _files(sources: Sequence[str]) -> list[Path]:
     return [*found]
 
 
-def _facts(paths: Iterable[str]) -> tuple[_Facts, ...]:
+def _facts(paths: Iterable[str]) -> tuple[FileFacts, ...]:
     """Return what the system says of files; of a missing one that it has none."""
     found = []
     for path in paths:
@@ -219,7 +259,7 @@ def _digest_of_file(path: str) -> bytes:
 def _code() -> bytes:
     """Return what tells this chopper from others, also in a clone that is being worked on."""
     seen = [f"{__version__} {pa.__version__}"]
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parent
     for folder, _, names in os.walk(package, followlinks=True):
         files = (os.path.join(folder, n) for n in names if not n.endswith(".pyc"))  # noqa: PTH118
         seen += map(repr, _facts(files))
