@@ -16,7 +16,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?= -n $(shell expr \( 3 \* $$(getconf _NPROCESSORS_ONLN) + 1 \) / 2) --dist worksteal
 # Percent of lines and branches that `make coverage` must reach, children included.
 COVERAGE_MIN ?= 80
-# Programs of tests/clients/programs to record, for example CLIENTS="gan.py slow_loader.py"; all if none.
+# Programs of tests/clients/programs to record, for example CLIENTS="gan.py item_loop.py"; all if none.
 CLIENTS ?=
 # Where the demo writes; an earlier demo's runs and pages there are replaced.
 DEMO_RUN ?= runs/demo

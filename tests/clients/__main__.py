@@ -1,7 +1,7 @@
 """Record training programs of real libraries and compare with a witness inside each.
 
     make clients
-    make clients CLIENTS="gan.py slow_loader.py"
+    make clients CLIENTS="gan.py item_loop.py"
     .venv/clients/bin/python -m tests.clients --page docs/concepts/clients.md [PROGRAM...]
 
 Exits with 1 when anything differs.

@@ -47,8 +47,6 @@ class Client:
     """Whether two runs of the program alone agree to the last bit."""
     reaches_limit: bool = False
     """Whether a trace of the default steps would be larger than a trace may be."""
-    waits_for_data: float | None = None
-    """Least share of the time that the loader takes, where that is the point."""
     data_elsewhere: bool = False
     """Whether batches come from elsewhere than a DataLoader, where the probe does not look."""
     verdict: frozenset[str] = frozenset()
@@ -94,7 +92,6 @@ CLIENTS = (
         named={"evaluation": "Trainer.evaluate"},
         causes=_COMPUTING,
     ),
-    Client("trl_sft.py", (30,), library="trl", causes=_COMPUTING),
     Client(
         "trl_grpo.py",
         (12,),
@@ -150,17 +147,6 @@ CLIENTS = (
         causes=_COMPUTING,
     ),
     Client(
-        "sb3_td3.py",
-        (120,),
-        library="stable_baselines3",
-        ends="round of optimizers",
-        timed=(
-            "stable_baselines3.common.off_policy_algorithm:OffPolicyAlgorithm.collect_rollouts",
-        ),
-        named={"rollout": "OffPolicyAlgorithm.collect_rollouts"},
-        causes=_COMPUTING,
-    ),
-    Client(
         "sb3_ppo.py",
         (96,),
         library="stable_baselines3",
@@ -172,9 +158,7 @@ CLIENTS = (
         "lbfgs.py", (20,), phases=frozenset({"optimizer"}), spans_apart=False, causes=_COMPUTING
     ),
     Client("joblib_sweep.py", (80, 80), library="joblib", pooled=True, causes=_COMPUTING),
-    Client("optuna_sweep.py", (60, 60), library="optuna", causes=_COMPUTING),
     Client("hogwild.py", (40, 40), causes=_COMPUTING, same_losses=False),
-    Client("two_scripts.sh", (40, 40), launcher=("sh",), causes=_COMPUTING),
     Client(
         "compile_recompile.py",
         (24,),
@@ -190,30 +174,7 @@ CLIENTS = (
         phases=frozenset({"forward", "backward"}),
         causes=_COMPUTING,
     ),
-    Client(
-        "torch_func.py",
-        (60,),
-        ends="backward",
-        phases=frozenset({"forward", "backward"}),
-        causes=_COMPUTING,
-    ),
     Client("asyncio_threads.py", (80,), causes=_COMPUTING),
-    Client(
-        "slow_loader.py",
-        (60,),
-        phases=frozenset({"data"}),
-        causes=_DATA,
-        waits_for_data=0.8,
-        verdict=DATA,
-    ),
-    Client(
-        "pipeline.py",
-        (30, 30),
-        launcher=_TORCHRUN,
-        verdict=PIPELINE,
-        causes=_COMPUTING | _COMMUNICATION,
-    ),
-    Client("sentence_transformer.py", (30,), library="sentence_transformers", causes=_COMPUTING),
     Client("skorch_classifier.py", (60,), library="skorch", causes=_COMPUTING),
     Client("ignite_engine.py", (60,), library="pytorch-ignite", causes=_COMPUTING),
     Client(
@@ -233,15 +194,6 @@ CLIENTS = (
         verdict=DATA,
         place=("data",),
         planted=(0.7, 1.0),
-    ),
-    Client(
-        "loader_uneven.py",
-        (60,),
-        phases=frozenset({"data"}),
-        causes=_DATA,
-        verdict=DATA,
-        place=("data",),
-        planted=(0.9, 1.0),
     ),
     Client(
         "memory_mapped.py",
@@ -268,23 +220,6 @@ CLIENTS = (
         verdict=HOST_PYTHON,
         place=("between", "on_step_end", "WeightHistory"),
         planted=(0.4, 0.8),
-    ),
-    Client(
-        "trainer_slow_callback.py",
-        (60,),
-        library="transformers",
-        causes=_PYTHON,
-        verdict=HOST_PYTHON,
-        place=("between", "on_step_end"),
-        planted=(0.35, 0.75),
-    ),
-    Client(
-        "environment_step.py",
-        (60,),
-        causes=_PYTHON,
-        verdict=HOST_PYTHON,
-        place=("between", "distances"),
-        planted=(0.5, 0.9),
     ),
     Client(
         "garbage_collection.py",
@@ -338,13 +273,6 @@ CLIENTS = (
         causes=_COMPUTING | _COMMUNICATION,
         verdict=COMMUNICATION,
         place=("no_sync",),
-    ),
-    Client(
-        "ddp_communication.py",
-        (30, 30),
-        launcher=_TORCHRUN,
-        causes=_COMPUTING | _COMMUNICATION,
-        verdict=COMMUNICATION,
     ),
     Client("slow_rank.py", (30, 30), launcher=_TORCHRUN, verdict=LATE_RANK),
     Client("uneven_experts.py", (30, 30), launcher=_TORCHRUN, verdict=EXPERTS),

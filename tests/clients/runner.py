@@ -449,13 +449,6 @@ def _compare_shares(verdict: Verdict, shares: dict[str, float], probe: dict[str,
         "data",
         f"phase data has {fmt.ratio(shares.get('data', 0.0))}, the probe {fmt.ratio(data)}",
     )
-    least = verdict.client.waits_for_data
-    if least is not None:
-        verdict.expect(
-            data >= least,
-            "data",
-            f"the probe waited for data {fmt.ratio(data)} of the time",
-        )
     if not verdict.client.spans_apart:
         return
     kinds = ("forward", "backward", "optimizer")
