@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 seconds = time.perf_counter() - started
                 what = f"{case.injection} {case.magnitude} {case.flavour}: {case.status}"
                 print(f"{len(done)} cases, {seconds:.0f} s: {what}", file=sys.stderr)
-    print(page.render(done, "json" if options.json else "txt", seed=options.seed))
+    print(page.render(done))
     return int(any(case.status == "missed" for case in done))
 
 
@@ -52,7 +52,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--magnitudes", type=_list, default=MAGNITUDES, help=", ".join(MAGNITUDES))
     parser.add_argument("--seed", type=int, default=0, help="of noise and order")
     parser.add_argument("--quick", action="store_true", help="a subset: seconds, not minutes")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     names = {
         (suite, name): {name, cause, *parents(cause)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chopper import wording as fmt
-from chopper.reports import formatted
+from chopper.reports import to_text
 from chopper.reports.labels import full_label
 from chopper.reports.page import Cell, Column, Items, Mark, Page, Section, Table
-from tests.known_causes.results import Case, score, to_dict
+from tests.known_causes.results import Case, score
 
 _COLUMNS = (
     "injection",
@@ -98,6 +98,6 @@ def page(cases: Sequence[Case]) -> Page:
     return Page(title="Validation on known causes", headline=headline, sections=sections)
 
 
-def render(cases: Sequence[Case], format: str, *, seed: int) -> str:
-    """Return a validation as one string; the seed is for the JSON form."""
-    return formatted(lambda: page(cases), lambda: to_dict(cases, seed=seed), format)
+def render(cases: Sequence[Case]) -> str:
+    """Return a validation as text."""
+    return to_text.render(page(cases))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from chopper import wording as fmt
 
-SCHEMA = "chopper.validation/1"
 MAGNITUDES = ("small", "medium", "large")
 
 Status = Literal["ok", "missed", "refused", "skipped"]
@@ -134,20 +133,3 @@ def score(cases: Sequence[Case]) -> Score:
         worst_error_ratio=max((c.error_ratio for c in scored), default=None),
         worst_leaked_ratio=max((c.leaked_ratio for c in scored), default=None),
     )
-
-
-_REPORTED = (
-    *("suite", "injection", "cause", "magnitude", "flavour", "mixed", "injected_ns"),
-    *("recovered_ns", "recovered_ratio", "ci95_ns", "leaked_ns", "leaked_ratio"),
-    *("status", "reason"),
-)
-
-
-def to_dict(cases: Sequence[Case], *, seed: int) -> dict[str, Any]:
-    """The documented JSON form."""
-    return {
-        "schema": SCHEMA,
-        "seed": seed,
-        "score": msgspec.to_builtins(score(cases)),
-        "cases": [{name: getattr(c, name) for name in _REPORTED} for c in cases],
-    }

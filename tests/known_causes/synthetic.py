@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 
 _QUICK = (
     "data_stall",
-    "user_python",
     "straggler",
     "slow_link",
     "clock_power_cap",
     "contention",
-    "exposed_copy",
     "recomputation",
-    "vector_excess",
     "stall_behind_queue",
     "mixed_host",
 )
