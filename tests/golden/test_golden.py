@@ -71,7 +71,7 @@ def verdicts() -> list[dict[str, str]]:
 VERDICTS = {row["recording"]: row for row in verdicts()}
 
 
-def judge(attribution: Attributed, expected: dict[str, str]) -> None:
+def judge(attribution: Attribution, expected: dict[str, str]) -> None:
     """The class, the first cause with its share, and the first action are as an expert says."""
     document = reports.document(attribution)
     found, actions = document["verdict"], document["actions"] or []
