@@ -56,11 +56,6 @@ class Place(NamedTuple):
         return -(-size_bytes // _PLACE_BYTES) * _PLACE_BYTES
 
 
-def wrapped(step: int) -> int:
-    """Return a step's number as the int32 that a signal holds."""
-    return (step + 2**31) % 2**32 - 2**31
-
-
 class SymmetricMemory:
     """Two buffers of each place and the signals of one operation, the same in every rank.
 
@@ -68,7 +63,6 @@ class SymmetricMemory:
         what: the operation, for messages.
         places: name → what is received there.
         signals: that each rank sets in each other rank, in every step.
-        first_step: number before that of the first step.
     """
 
     def __init__(
@@ -79,11 +73,10 @@ class SymmetricMemory:
         *,
         signals: int,
         deadline_s: float = DEADLINE_S,
-        first_step: int = 0,
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.what, self.device, self.deadline_s = what, device, deadline_s
-        self.step = first_step
+        self.step = 0
         self._places = places
         signalled = Place((self.ranks, signals), torch.int32)
         size_bytes = signalled.size_bytes + 2 * sum(p.size_bytes for p in places.values())
@@ -91,7 +84,7 @@ class SymmetricMemory:
         self.memories = (_mapped if on_host else _torch_symmetric)(size_bytes, device)
         self.signals = self._view(0, signalled)
         """int32 [ranks, signals]: step of which each part of each rank has come."""
-        self.signals.fill_(first_step)
+        self.signals.zero_()
         self._offsets, end = {}, signalled.size_bytes
         for name, buffer in places.items():
             self._offsets[name], end = end, end + 2 * buffer.size_bytes
@@ -125,7 +118,7 @@ class SymmetricMemory:
         """
         if self._stops[0]:
             raise RankLost(f"{self.what}: step {self.step} failed, there is none after it")
-        self.step = wrapped(self.step + 1)
+        self.step += 1
         watch = _Watch(self)
         if self.device.type == "cpu":
             with watch.in_thread():

@@ -1,7 +1,7 @@
 """Matrix products in Triton whose tiles wait for the data that other ranks send.
 
 Each is one kernel on the primitives of Triton-distributed (arXiv 2504.19442) in plain Triton: put,
-get, notify, wait. Its programs draw tickets, so that those that have started are always the first
+notify, wait. Its programs draw tickets, so that those that have started are always the first
 ones: programs that send have the lowest tickets and wait for nobody, and those that wait need only
 what lower tickets send. So it ends whatever else fills the GPU, in whatever order a GPU starts
 programs, and in Triton's interpreter, which runs one after the other.
@@ -27,7 +27,6 @@ Every rank allocates the same places of symmetric memory (`workloads.symmetric`)
 
 A signal is an int32 in symmetric memory, 0 at first. It holds the step whose data have come, is
 written by one program of one rank and never reset: a wait for step 7 cannot take step 6 for it.
-Steps are compared by their difference, so that they may pass 2³¹.
 
 They run on CUDA, HIP and, with ``TRITON_INTERPRET=1``, between processes on CPUs.
 """
@@ -175,15 +174,6 @@ def put(place, offset, source, count, peer, team, BLOCK: tl.constexpr):
     Only ``place`` begins on a multiple of 16 bytes; the offset is any number of elements.
     """
     target = symm_at(place, peer, team) + offset
-    for first in range(0, count, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
-
-
-@triton.jit
-def get(target, place, offset, count, peer, team, BLOCK: tl.constexpr):
-    """Copy ``count`` elements from ``place + offset`` in another rank's memory, behind a wait."""
-    source = symm_at(place, peer, team) + offset
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
         tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)

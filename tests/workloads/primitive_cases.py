@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chopper.workloads.symmetric import Place, RankLost, SymmetricMemory
-from chopper.workloads.tiles import get, notify, put, rank, ranks, wait
+from chopper.workloads.tiles import notify, put, rank, ranks, wait
 from tests.waiting import until
 
 BLOCK = 16
@@ -21,7 +21,7 @@ BLOCK = 16
 
 @triton.jit
 def swap_kernel(
-    team, incoming, signals, mine, order, out, pulled, count, stride, step, BLOCK: tl.constexpr
+    team, incoming, signals, mine, order, out, count, stride, step, BLOCK: tl.constexpr
 ):
     """Send a row to all others and wait for theirs, each in the order of this rank."""
     me = rank(team)
@@ -37,12 +37,9 @@ def swap_kernel(
             at = first + tl.arange(0, BLOCK)
             row = tl.load(incoming + peer * stride + at, mask=at < count)
             tl.store(out + peer * stride + at, row, mask=at < count)
-        # What came here from the peer is read again where a third rank has it.
         notify(signals + 2 * me + 1, step, peer, team, False)
     for i in range(others):
-        peer = tl.load(order + i)
-        wait(signals + 2 * peer + 1, step, team)
-        get(pulled + peer * stride, incoming, me * stride, count, peer, team, BLOCK)
+        wait(signals + 2 * tl.load(order + i) + 1, step, team)
 
 
 @triton.jit
@@ -67,15 +64,13 @@ def sent(step: int, by: int, count: int) -> Tensor:
     return torch.arange(count, dtype=torch.float64) + 1000 * by + 100_000 * step
 
 
-def swap(
-    steps: int, count: int, first_step: int = 0, seed: int = 0, lost: list[object] | None = None
-) -> str:
+def swap(steps: int, count: int, seed: int = 0, lost: list[object] | None = None) -> str:
     """Exchange rows in several steps; what has been read is overwritten with NaN."""
     me, of = dist.get_rank(), dist.get_world_size()
     stride = -(-count // 8) * 8
     device, chance = torch.device("cpu"), random.Random(seed * of + me)
     places = {"rows": Place((of, stride), torch.float64)}
-    memory = SymmetricMemory("swap", device, places, signals=2, first_step=first_step)
+    memory = SymmetricMemory("swap", device, places, signals=2)
     others = [peer for peer in range(of) if peer != me]
     for number in range(steps):
         dawdle(chance)
@@ -94,7 +89,7 @@ def swap(
                 send_kernel[(1,)](*args, count, stride, memory.step, BLOCK=BLOCK)
                 os._exit(0)
             until(lambda: memory.gone() == {of - 1}, "the end of the last rank")
-        out, pulled = torch.full((2, of, stride), float("nan"), dtype=torch.float64)
+        out = torch.full((of, stride), float("nan"), dtype=torch.float64)
         mine = sent(number, me, count)
         try:
             with memory.next_step() as step:
@@ -105,7 +100,6 @@ def swap(
                     mine,
                     torch.tensor(others, dtype=torch.int32),
                     out,
-                    pulled,
                     count,
                     stride,
                     step,
@@ -117,5 +111,4 @@ def swap(
             return str(exc)
         for peer in others:
             assert torch.equal(out[peer, :count], sent(number, peer, count)), (number, peer, out)
-            assert torch.equal(pulled[peer, :count], mine), (number, peer, pulled)
     return "done"

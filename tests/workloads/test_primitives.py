@@ -14,11 +14,6 @@ def test_rows_come_whole_in_every_step_whoever_is_late(ranks, of, count, steps):
     assert ranks.run(CASES, "swap", of, steps=steps, count=count, seed=of) == ["done"] * of
 
 
-def test_steps_are_told_apart_where_their_number_wraps_around(ranks):
-    near = 2**31 - 4
-    assert ranks.run(CASES, "swap", 3, steps=9, count=5, first_step=near) == ["done"] * 3
-
-
 def test_a_rank_that_is_killed_ends_the_wait_of_the_others_with_its_name(ranks):
     *waiting, killed = ranks.run(CASES, "swap", 3, steps=6, count=8, lost=[3, "killed"])
     assert killed is None
