@@ -13,8 +13,8 @@ from chopper.analyzers.estimates.training import Training
 from chopper.cli.estimates import limits
 from chopper.cli.estimates.network import ecmp
 from chopper.experiments.results import Headline
+from chopper.hardware.devices import load_prices
 from chopper.hardware.devices import named as named_device
-from chopper.hardware.prices import load
 from chopper.models.architectures import named
 from chopper.workloads.compile import portability_ratio
 
@@ -66,7 +66,7 @@ def modelled() -> Iterator[Headline]:
         configuration="90 days, 400 µs a layer, batch and model by the publication's laws",
     )
     yield _memory_rule()
-    prices = load().devices
+    prices = load_prices().devices
     price, base = prices["nvidia-gb200"], prices["nvidia-h100-sxm"]
     yield Headline(
         system="Cost of ownership",
@@ -130,8 +130,7 @@ def _clock() -> Headline:
 def _portability() -> Headline:
     """Return the portability of one model as recorded on two vendors' devices."""
     from chopper.cli.estimates.project import carried
-    from chopper.pipeline import attribute
-    from chopper.pipeline import read as load
+    from chopper.pipeline import attribute, read
 
     shown = Headline(
         system="UniOrch",
@@ -146,7 +145,7 @@ def _portability() -> Headline:
     efficiencies = {}
     for name in ("h100-sxm", "mi300x"):
         file = Path(traces) / "tracelens" / f"{name.partition('-')[0]}-{MODEL}.json.gz"
-        projection = carried(attribute(load(file)), file.name, named_device(name))
+        projection = carried(attribute(read(file)), file.name, named_device(name))
         assert projection.recorded_ns is not None
         efficiencies[name] = projection.roofline_ns / projection.recorded_ns
     shares = ", ".join(f"{ratio * 100:.1f} % on {name}" for name, ratio in efficiencies.items())

@@ -12,12 +12,13 @@ from chopper.collectors.host._processes import RankPart
 from chopper.collectors.sampler._source import SamplerStatus
 from chopper.errors import InputError, RunFormatError
 from chopper.experiments.results import Plan
-from chopper.hardware import calibration, prices
+from chopper.hardware import calibration
+from chopper.hardware.devices import Prices
 from chopper.storage import files
 from chopper.storage.manifest import RankManifest, RunManifest, Upload, decode_rank
 
 DOCUMENTS = (
-    *(RunManifest, RankManifest, Upload, PastRun, Plan, prices.Prices, SamplerStatus, RankPart),
+    *(RunManifest, RankManifest, Upload, PastRun, Plan, Prices, SamplerStatus, RankPart),
     calibration.Calibration,
 )
 

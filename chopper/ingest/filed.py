@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from chopper import limits
 from chopper.arrow import with_column
-from chopper.collectors.formats.arrays import is_one_of, to_arrow, to_numpy
+from chopper.collectors.formats.parsed import is_one_of, to_arrow, to_numpy
 from chopper.engines import Engine, Lost
 from chopper.errors import ChopperError, InputError
 from chopper.storage import parquet

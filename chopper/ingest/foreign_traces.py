@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.arrow import with_column
-from chopper.collectors.formats.arrays import to_numpy
-from chopper.collectors.formats.parsed import ParsedTrace
+from chopper.collectors.formats.parsed import ParsedTrace, to_numpy
 from chopper.errors import InputError
 from chopper.kernel_names import base_name
 from chopper.storage.manifest import Finding, add_finding

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE
+from chopper.collectors.formats.parsed import NO_VALUE
 from chopper.collectors.formats.unpack import DAMAGE, PACKED, salvaged
 from chopper.errors import InputError
 from chopper.limits import Intake

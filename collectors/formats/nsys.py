@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.database import Database
+from chopper.collectors.formats.parsed import NO_VALUE
 from chopper.collectors.formats.recording import (
     Recording,
     Text,

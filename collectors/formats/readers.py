@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chopper.collectors.formats.json_text import refuse_other
-from chopper.collectors.formats.unpack import head_of
+from chopper.collectors.formats.unpack import head_of, refuse_other
 from chopper.errors import InputError
 
 _CSV = re.compile(r"\.csv(\.gz|\.zst)?$", re.IGNORECASE)

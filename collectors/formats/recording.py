@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.alignment import aligned, calls_of_device
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent
 from chopper.collectors.formats.cleaning import (
+    aligned,
+    calls_of_device,
     clean,
     cut_overruns,
     damage_findings,
@@ -26,7 +26,14 @@ from chopper.collectors.formats.cleaning import (
     usable_starts,
 )
 from chopper.collectors.formats.counters import table_of
-from chopper.collectors.formats.parsed import ParsedTrace, sorted_table, table_of_rows
+from chopper.collectors.formats.parsed import (
+    NO_VALUE,
+    ParsedTrace,
+    is_one_of,
+    most_frequent,
+    sorted_table,
+    table_of_rows,
+)
 from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, Finding, add_finding

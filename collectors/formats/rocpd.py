@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
 from chopper.collectors.formats.database import Database
+from chopper.collectors.formats.parsed import NO_VALUE, is_one_of
 from chopper.collectors.formats.recording import (
     Ordinals,
     Recording,

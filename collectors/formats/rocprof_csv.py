@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of
-from chopper.collectors.formats.parsed import ParsedTrace
+from chopper.collectors.formats.parsed import NO_VALUE, ParsedTrace, is_one_of
 from chopper.collectors.formats.recording import (
     Ordinals,
     Recording,

@@ -14,9 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE
-from chopper.collectors.formats.json_text import read_bytes
-from chopper.collectors.formats.parsed import ParsedTrace
+from chopper.collectors.formats.parsed import NO_VALUE, ParsedTrace
 from chopper.collectors.formats.recording import (
     Ordinals,
     Recording,
@@ -27,6 +25,7 @@ from chopper.collectors.formats.recording import (
     traces_of,
 )
 from chopper.collectors.formats.rocpd import api_category, copy_name
+from chopper.collectors.formats.unpack import read_bytes
 from chopper.errors import InputError
 from chopper.kernel_names import without_suffixes
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent
 from chopper.collectors.formats.database import Database
-from chopper.collectors.formats.parsed import table_of_rows
+from chopper.collectors.formats.parsed import NO_VALUE, is_one_of, most_frequent, table_of_rows
 from chopper.collectors.formats.recording import (
     Recording,
     Text,

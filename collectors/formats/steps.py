@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.arrays import is_one_of, to_numpy
-from chopper.collectors.formats.parsed import step_table
+from chopper.collectors.formats.parsed import is_one_of, step_table, to_numpy
 from chopper.storage.manifest import Finding
 from chopper.wording import plural, ratio
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from chopper.cli import cli
 from chopper.cli.calibrate_ import page
 from chopper.collectors import calibration as measuring
-from chopper.collectors._calibration_worker import ROUNDS, Plan
+from chopper.collectors.calibration import ROUNDS, Plan
 from chopper.errors import CollectorUnavailable, InputError, OutputError, UsageError
 from chopper.hardware import calibration
 from chopper.hardware.calibration import Calibration, Measured, from_manifest, load, load_all, save

@@ -22,8 +22,8 @@ from chopper.cli.estimates import limits, network
 from chopper.cli.estimates.cost import Throughput, cost
 from chopper.cli.estimates.offload import Options, estimate
 from chopper.experiments.results import Experiment, Plan, VariantPlan
-from chopper.hardware import prices
-from chopper.hardware.prices import Priced
+from chopper.hardware import devices
+from chopper.hardware.devices import Priced
 from chopper.models.architectures import named
 from tests.analyzers.replay.make import late_second_launch
 from tests.analyzers.replay.make import run as recorded
@@ -95,7 +95,7 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
     )
     replayable = pipeline.attribute(recorded(late_second_launch()))
     throughput = Throughput(tokens_per_s=9, source="test")
-    spent = cost(throughput, prices=prices.load(), price_per_hour=priced)
+    spent = cost(throughput, prices=devices.load_prices(), price_per_hour=priced)
     return {
         "attribution": (chopper.Attribution(run), ("A step takes", "Where the time went")),
         "comparison": (chopper.compare(run, run), ("Where the runs differ",)),

@@ -18,9 +18,8 @@ from chopper.analyzers.estimates import Estimate, Option, assumed
 from chopper.cli import _options
 from chopper.cli._shared import attributed
 from chopper.errors import UsageError
-from chopper.hardware import devices, prices
-from chopper.hardware.devices import DevicePeaks
-from chopper.hardware.prices import Priced, Prices
+from chopper.hardware import devices
+from chopper.hardware.devices import DevicePeaks, Priced, Prices
 from chopper.models import architectures
 from chopper.quantities import between, positive
 from chopper.reports.estimate import estimate_page, values
@@ -148,7 +147,7 @@ def estimate(options: Options) -> Cost:
     device = devices.named(options.device) if options.device else None
     throughput = _measured(options.run, device) if options.run else _throughput(device, options)
     device = device or throughput.device
-    listed = prices.load(options.prices)
+    listed = devices.load_prices(options.prices)
     price = Priced(value=options.price, source="given") if options.price is not None else None
     power_w, power_source = throughput.power_w, "measured in the run"
     if options.power_w is not None:

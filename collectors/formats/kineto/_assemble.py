@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from chopper.collectors.formats.alignment import aligned, calls_of_device
-from chopper.collectors.formats.arrays import NO_VALUE, is_one_of, most_frequent, to_arrow, to_numpy
 from chopper.collectors.formats.cleaning import (
     DAMAGES,
+    aligned,
+    calls_of_device,
     cut_overruns,
     damage_findings,
     far_in_time,
@@ -26,10 +26,15 @@ from chopper.collectors.formats.kineto._events import Args, Header, Names, text_
 from chopper.collectors.formats.kineto._native import scan_file
 from chopper.collectors.formats.kineto._reader import FileReader
 from chopper.collectors.formats.parsed import (
+    NO_VALUE,
     ParsedTrace,
+    is_one_of,
+    most_frequent,
     numbers,
     sorted_table,
     table_of_rows,
+    to_arrow,
+    to_numpy,
 )
 from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.cleaning import LAST_NS, clean, integer
+from chopper.collectors.formats.parsed import NO_VALUE
 from chopper.errors import JSON_ERRORS
 
 Number = int | float | str | None

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chopper.collectors.formats.arrays import NO_VALUE
 from chopper.collectors.formats.cleaning import clean, number, usable_spans, usable_starts
-from chopper.collectors.formats.json_text import read_bytes
 from chopper.collectors.formats.kineto._decoder import decode
 from chopper.collectors.formats.kineto._events import (
     DEVICE,
@@ -34,6 +32,8 @@ from chopper.collectors.formats.kineto._events import (
     threshold_of,
     to_ns,
 )
+from chopper.collectors.formats.parsed import NO_VALUE
+from chopper.collectors.formats.unpack import read_bytes
 from chopper.errors import InputError
 from chopper.storage.manifest import Finding, add_finding
 

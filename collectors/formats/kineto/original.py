@@ -13,10 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from chopper.collectors.formats.json_text import read_bytes
 from chopper.collectors.formats.kineto._decoder import StrictText, decode_at, skip
 from chopper.collectors.formats.kineto._events import NOTHING, Header, base_of, threshold_of, to_ns
-from chopper.collectors.formats.unpack import DAMAGE, salvaged
+from chopper.collectors.formats.unpack import DAMAGE, read_bytes, salvaged
 from chopper.errors import JSON_ERRORS, InputError, reason_of
 from chopper.limits import Intake
 

@@ -8,15 +8,15 @@ import pytest
 
 from chopper.cli.estimates.cost import Throughput, cost, per_million_tokens
 from chopper.errors import InputError
-from chopper.hardware import devices, prices
-from chopper.hardware.prices import Priced
+from chopper.hardware import devices
+from chopper.hardware.devices import Priced
 
 H100, GB200 = 1.42, 2.27
 
 
 def test_gpt_3_on_h100_and_gb200() -> None:
     """1.42 · 1e6 ÷ (3600 · 728) = 0.5418; 1.42 · 1.6 = 2.272."""
-    listed = prices.load()
+    listed = devices.load_prices()
     assert listed.devices["nvidia-h100-sxm"].value == H100
     assert listed.devices["nvidia-gb200"].value == GB200 == pytest.approx(1.6 * H100, abs=0.005)
     assert all(p.source for p in listed.devices.values())
@@ -39,7 +39,7 @@ def test_gpt_3_on_h100_and_gb200() -> None:
 
 
 def test_a_run_by_hand() -> None:
-    listed = prices.load()
+    listed = devices.load_prices()
     listed = msgspec.structs.replace(
         listed,
         electricity_per_kwh=Priced(value=0.10, source="test"),
@@ -71,7 +71,7 @@ def test_a_run_by_hand() -> None:
 def test_unknown_stays_unknown() -> None:
     found = cost(
         Throughput(tokens_per_s=1, source="test"),
-        prices=prices.load(),
+        prices=devices.load_prices(),
         price_per_hour=Priced(value=1, source="test"),
         against=devices.named("gb200"),
     )
@@ -94,7 +94,7 @@ def test_a_list_of_ones_own(tmp_path: Path) -> None:
         "devices": {"nvidia-h100-sxm": {"value": 2.0, "source": "contract"}},
     }
     file.write_text(json.dumps(mine))
-    assert prices.load(file).devices["nvidia-h100-sxm"].value == 2.0
+    assert devices.load_prices(file).devices["nvidia-h100-sxm"].value == 2.0
     for change, message in (
         ({"schema": "chopper.prices/9"}, "has schema"),
         ({"devices": {"x": {"value": 0, "source": ""}}}, "> 0.0"),
@@ -103,6 +103,6 @@ def test_a_list_of_ones_own(tmp_path: Path) -> None:
     ):
         file.write_text(json.dumps(mine | change))
         with pytest.raises(InputError, match=message):
-            prices.load(file)
+            devices.load_prices(file)
     with pytest.raises(InputError, match="cannot be read"):
-        prices.load(tmp_path / "absent.json")
+        devices.load_prices(tmp_path / "absent.json")
