@@ -25,7 +25,7 @@ from chopper.analyzers.replay.program import SYNC_END
 from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.names import is_program_frame
-from chopper.analyzers.views.stragglers import Uneven, uneven
+from chopper.analyzers.views.ranks import Uneven, uneven
 from chopper.errors import ChopperError
 from chopper.statistics import MIN_STEPS
 from chopper.wording import ratio

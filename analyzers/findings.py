@@ -18,7 +18,7 @@ from chopper.analyzers.trace.samples import (
     thread_growth,
     working_tids,
 )
-from chopper.analyzers.views.memory_over_time import memory_growth
+from chopper.analyzers.views.memory import memory_growth
 from chopper.claims import finding
 from chopper.storage.manifest import Finding, RunManifest
 from chopper.storage.run import Run

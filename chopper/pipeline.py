@@ -712,7 +712,7 @@ def whatif(run: Attribution, changes: Changes, replay: Replay | None = None) -> 
         InputError: the run cannot be replayed.
     """
     from chopper.analyzers.replay.replay import Replay
-    from chopper.analyzers.views.allocator_replay import determinism_advice
+    from chopper.analyzers.views.snapshots import determinism_advice
 
     replay = replay or Replay(run)
     found = _answer(run.recording, replay.predict(changes))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.relations import RECORDED, connection, on_host, relation, schema_of
-from chopper.analyzers.views import View, optional
+from chopper.analyzers.views import View
 from chopper.attribution_cache import attribution_of, names_of
 from chopper.engines import Serial
 from chopper.errors import ChopperError, InputError, UsageError, printable
@@ -36,7 +36,7 @@ from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here
 from chopper.storage.run import Run, ranks_of
 from chopper.storage.streams import read_stream
-from chopper.tables import GROUPS, TABLES, ColumnType
+from chopper.tables import GROUPS, TABLES, ColumnType, optional
 from chopper.views import VIEWS, relations, typed
 from chopper.wording import ranges
 

@@ -1,7 +1,7 @@
 """Detailed tables of an attributed run: operations, launches, stragglers …
 
-Each is one file of :mod:`chopper.analyzers.views`, loaded when it is asked for: a query in SQL, or
-a function. ``chopper analyze RUN --view NAME`` prints one, the HTML report shows all with rows.
+Each is a query in SQL or a function of :mod:`chopper.analyzers.views`. ``chopper analyze RUN --view
+NAME`` prints one, the HTML report shows all with rows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chopper.analyzers import views as folder
-from chopper.analyzers.views import SECTIONS, View, parse
+from chopper.analyzers.views import SECTIONS, View, ViewFunction, parse
 from chopper.errors import InputError, SchemaError, UsageError, reason_of
 from chopper.tables import TABLES
 
@@ -28,54 +28,56 @@ if TYPE_CHECKING:
     from chopper.analyzers.events.device import Events
 
 
-_FILES = {
-    file.stem: file
-    for path in folder.__path__
-    for file in sorted(Path(path).iterdir(), key=lambda file: file.stem)
-    if file.suffix in (".py", ".sql") and not file.name.startswith("_")
-}
+def _files(suffix: str) -> dict[str, Path]:
+    files = (file for path in folder.__path__ for file in Path(path).glob(f"*{suffix}"))
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
 
+
+_QUERIES = _files(".sql")
 SHARED_QUERIES = {
-    file.stem.removeprefix("_"): file
-    for path in folder.__path__
-    for file in Path(path).glob("_*.sql")
+    name.removeprefix("_"): file for name, file in _QUERIES.items() if name.startswith("_")
 }
 """Tables that are queries over others, which several views share."""
 
 
+_NAMED = re.compile(r"^@view\ndef (\w+)\(", re.MULTILINE)
+_MODULES = {
+    name: module
+    for module, file in _files(".py").items()
+    for name in _NAMED.findall(file.read_text(encoding="utf-8"))
+}
+"""View that is a function → its module, which is loaded when the view is asked for."""
+
+
+def _function(name: str) -> ViewFunction[...]:
+    module = importlib.import_module(f"{folder.__name__}.{_MODULES[name]}")
+    function: ViewFunction[...] = getattr(module, name)
+    return function
+
+
 class _Views(Mapping[str, View]):
-    """Views by name, in order of name; a view's file is read when it is looked up."""
+    """Views by name, in order of name; what declares one is read when it is looked up."""
+
+    _names = sorted([*_MODULES, *(name for name in _QUERIES if not name.startswith("_"))])
 
     def __getitem__(self, name: str) -> View:
-        if name not in _FILES:
-            raise KeyError(name)
-        return _declared(_FILES[name])
+        if name in _MODULES or name not in self._names:
+            return _function(name).view
+        return _parsed(_QUERIES[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_FILES)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(_FILES)
+        return len(self._names)
 
 
 @cache
-def _declared(file: Path) -> View:
-    if file.suffix == ".sql":
-        return parse(file.read_text(encoding="utf-8"), file.stem, file.name)
-    view: View = importlib.import_module(f"{folder.__name__}.{file.stem}").VIEW
-    return view
+def _parsed(file: Path) -> View:
+    return parse(file.read_text(encoding="utf-8"), file.stem, file.name)
 
 
 VIEWS = _Views()
-
-
-def summaries() -> dict[str, str]:
-    """Return what each view shows, one line each, without importing any of them."""
-    lines = {}
-    for name, path in _FILES.items():
-        with path.open(encoding="utf-8") as file:
-            lines[name] = file.readline().strip().strip('"').removeprefix("-- ")
-    return lines
 
 
 def own_view(path: Path) -> View:
@@ -125,8 +127,8 @@ def views(run: Attribution, names: Iterable[str], **shared: Any) -> dict[str, pa
                 )
             else:
                 seen = {"run": run} if declared.of_all_ranks else values
-                table = _call(f"{folder.__name__}.{name}:{name}", seen)
-                tables[name] = declared.validate(table)
+                is_shared = name in _SHARED  # "links" of events, not the view of that name
+                tables[name] = _call(_function(name), seen) if is_shared else _value(name, seen)
     return tables
 
 
@@ -214,18 +216,18 @@ _SHARED = {
     "members": "chopper.analyzers.events.collectives:members_of",
     "replay": "chopper.analyzers.replay.replay:replay_or_reason",
 }
-"""Parameters of views besides ``run``, and the functions that make their values."""
+"""Parameters of views besides ``run`` and other views, and the functions that make their values."""
 
 
 def _value(name: str, values: dict[str, Any]) -> Any:
     """Return a value that several views need; a new one is kept."""
     if name not in values:
-        values[name] = _call(_SHARED[name], values)
+        module, _, function = _SHARED.get(name, "").partition(":")
+        make = getattr(importlib.import_module(module), function) if module else _function(name)
+        values[name] = _call(make, values)
     return values[name]
 
 
-def _call(target: str, values: dict[str, Any]) -> Any:
-    """Call ``module:function`` with values by the names of its parameters."""
-    module, _, name = target.partition(":")
-    function = getattr(importlib.import_module(module), name)
+def _call(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """Call a function with values by the names of its parameters."""
     return function(*(_value(name, values) for name in inspect.signature(function).parameters))

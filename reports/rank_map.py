@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from chopper import wording as fmt
 from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.views.outlier_ranks import cube
+from chopper.analyzers.views.ranks import cube
 from chopper.reports.figures import Figure, bin_labels, bins, layout, plain
 from chopper.reports.labels import full_label
 from chopper.reports.story import Story

@@ -15,7 +15,7 @@ from chopper.analyzers.attribution import Attribution, CauseRow, Recoverable
 from chopper.analyzers.causes.step_time import FIRST, StepKind
 from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
-from chopper.analyzers.views.stragglers import own_times
+from chopper.analyzers.views.ranks import own_times
 from chopper.causes import CAUSES, LEAVES, Level
 from chopper.reports import actions, breakdown
 from chopper.reports.actions import Told
@@ -568,7 +568,7 @@ def _gap(story: Story, saving: Mapping[str, Recoverable]) -> Section:
 
 
 def _steps(story: Story) -> Section:
-    from chopper.analyzers.views.steps import steps
+    from chopper.analyzers.views.ranks import steps
     from chopper.reports import figures
 
     figure = figures.steps(story)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.samples import per_device
-from chopper.analyzers.views.queue_depth import depths as depths_of
+from chopper.analyzers.views.host import depths as depths_of
 from chopper.storage.run import Run
 
 

@@ -360,7 +360,7 @@ def evidence(story: Story, cause: str) -> list[Evidence]:
 
 def _straggler(story: Story) -> list[Evidence]:
     """Return the rank that came last, and the cause on which it spent longer than the others."""
-    from chopper.analyzers.views.stragglers import worst
+    from chopper.analyzers.views.ranks import worst
 
     last = worst(story.table("stragglers"))
     if last is None:

@@ -23,7 +23,7 @@ from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.places import Where, line_in_steps, links_of, place_of
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.join import Links
-from chopper.analyzers.views.stragglers import uneven
+from chopper.analyzers.views.ranks import uneven
 from chopper.claims import checks
 from chopper.reports.labels import advice, full_label
 from chopper.reports.labels import sentence as as_sentence

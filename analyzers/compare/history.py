@@ -30,7 +30,7 @@ from chopper.analyzers.compare.same_work import Work
 from chopper.analyzers.compare.steps import cut
 from chopper.analyzers.events.steps import steps_of
 from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.views.cpu_use import sampled
+from chopper.analyzers.views.host import sampled
 from chopper.causes import CAUSES, CODES
 from chopper.errors import InputError
 from chopper.experiments.judgement import tolerated_cores

@@ -15,8 +15,8 @@ from chopper.analyzers.events.device import Events, arguments
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, matching
 from chopper.analyzers.trace.join import Links
-from chopper.analyzers.views.allocator_replay import determinism_advice
 from chopper.analyzers.views.memory import memory
+from chopper.analyzers.views.snapshots import determinism_advice
 from chopper.causes import CAUSES
 from chopper.hardware.rank_device import device_of
 

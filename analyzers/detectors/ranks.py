@@ -16,7 +16,7 @@ from chopper.analyzers.events.groups import reals
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import Links
-from chopper.analyzers.views.stragglers import Uneven
+from chopper.analyzers.views.ranks import Uneven
 from chopper.causes import CAUSES
 
 

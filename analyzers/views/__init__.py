@@ -1,34 +1,41 @@
-"""Detailed tables of an attributed run: one file for each view, which declares itself.
+"""Detailed tables of an attributed run, each with what declares it.
 
-The file's name is the view's name. A view that is a query is an SQL file: its comment at the top
-declares it, as :func:`parse` reads it. A view that is an algorithm is a Python file: its docstring
-describes it, ``VIEW`` declares its table, and a function of the same name fills it. Python modules
-that begin with an underscore are shared by several views.
+A view that is a query is an SQL file of its name: the comment at its top declares it, as
+:func:`parse` reads it. A view that is an algorithm is a function of a Python file here, decorated
+with :func:`view`: its docstring declares it in the same form. Its parameters name what it needs.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, get_args
 
 from chopper.errors import UsageError, printable
 from chopper.tables import Column, ColumnType, Table, column, optional
 
-__all__ = ["SECTIONS", "View", "column", "optional", "parse"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Parameters = ParamSpec("Parameters")
+Rows: TypeAlias = "pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]"
+"""What the function of a view returns: its table, the columns of it, or its rows."""
 
 SECTIONS = ("Operators", "Steps and host", "Memory", "Communication", "Critical path", "Clocks")
 """Parts of a report's detailed tables, in their order."""
 _COLUMN = re.compile(r"  (\w+)((?:, *\w+)*): (\S.*)")
 _FORM = "'--   NAME[, TYPE][, null]: what it means'"
+_KEYS = ("title", "section", "needs", "of", "version")
 
 
 @dataclass(frozen=True, kw_only=True)
 class View(Table):
     """One view: a declared table of an attributed run, most important rows first.
 
-    Its columns stand in order of importance: a narrow terminal shows the first ones. Its
-    description is the docstring of its module, or the comment of its SQL file.
+    Its columns stand in order of importance: a narrow terminal shows the first ones.
 
     Attributes:
         title: heading in reports.
@@ -36,7 +43,7 @@ class View(Table):
         needs: why it has no rows where it has none.
         of_all_ranks: it reads totals only, which a large run has of all ranks; other views are of
             the ranks that are looked at closely.
-        sql: the query that returns it; empty for a view of a Python file.
+        sql: the query that returns it; empty for a view that is a function.
     """
 
     title: str
@@ -63,18 +70,26 @@ def parse(text: str, name: str, path: str) -> View:
 
     Everything may be left out; a view without columns has those that its query returns. A column's
     type follows from the unit in its name, as in :func:`chopper.tables.column`, unless it is named.
+    ``of: all ranks`` and ``version: 2`` may stand beside the title.
 
     Raises:
         UsageError: a line has another form.
     """
+    comment = []
+    for line in text.splitlines():
+        if not line.startswith("--"):
+            break
+        comment.append(line[2:].removeprefix(" "))
+    return _declared(comment, name, path, text)
+
+
+def _declared(lines: Sequence[str], name: str, path: str, sql: str = "") -> View:
+    """Return the view that the lines of a comment or docstring declare."""
     about: list[str] = []
     said: dict[str, str] = {}
     columns: list[Column] = []
     in_columns = False
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.startswith("--"):
-            break
-        line = line[2:].removeprefix(" ").rstrip()
+    for number, line in enumerate(map(str.rstrip, lines), 1):
         key, colon, value = line.partition(": ")
         if in_columns and line.startswith("    ") and columns:
             columns[-1] = _continued(columns[-1], line.strip())
@@ -82,8 +97,10 @@ def parse(text: str, name: str, path: str) -> View:
             columns.append(_column(line, f"{path}, line {number}"))
         elif line == "columns:":
             in_columns = True
-        elif colon and key in ("title", "section", "needs"):
+        elif colon and key in _KEYS:
             said[key] = value
+        elif said and line.startswith("    "):
+            said[[*said][-1]] += f" {line.strip()}"
         else:
             about.append(line)
     if (section := said.get("section", SECTIONS[0])) not in SECTIONS:
@@ -92,11 +109,35 @@ def parse(text: str, name: str, path: str) -> View:
         name,
         "\n".join(about).strip() or f"{said.get('title', name)}.",
         tuple(columns),
+        version=int(said.get("version", 1)),
         title=said.get("title", name),
         section=section,
         needs=said.get("needs", ""),
-        sql=text,
+        of_all_ranks=said.get("of") == "all ranks",
+        sql=sql,
     )
+
+
+class ViewFunction(Generic[Parameters]):
+    """A view that is an algorithm: its declaration, and the function that returns its table."""
+
+    def __init__(self, function: Callable[Parameters, Any]) -> None:
+        functools.update_wrapper(self, function)
+        lines = inspect.cleandoc(function.__doc__ or "").splitlines()
+        self.view = _declared(lines, function.__name__, function.__name__)
+        self._function = function
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> pa.Table:
+        """Return the declared table."""
+        found = self._function(*args, **kwargs)
+        if isinstance(found, Mapping):
+            return self.view.of(found)
+        return self.view.of_rows(found) if isinstance(found, list) else self.view.validate(found)
+
+
+def view(function: Callable[Parameters, Any]) -> ViewFunction[Parameters]:
+    """Make a function a view, which its docstring declares in the form of :func:`parse`."""
+    return ViewFunction(function)
 
 
 def _column(line: str, place: str) -> Column:

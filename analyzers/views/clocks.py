@@ -1,12 +1,4 @@
-"""SM clock, power and throttle reasons by rank, phase, layer, operator, step and kernel.
-
-Each level covers the same compute time: the exclusive time of level 1. Means and percentiles are
-weighted by it, over the kernels whose clock is known. Power is the board's while the kernels ran,
-not the kernels' own: the sensor averages over many of them.
-
-A step at the reference clock would be shorter by the time that its kernels lost below it (longer if
-they ran above it), with idle time and communication unchanged.
-"""
+"""The view of clocks."""
 
 from __future__ import annotations
 
@@ -28,76 +20,69 @@ from chopper.analyzers.events.groups import (
     whole_or_null,
 )
 from chopper.analyzers.trace.columns import ints, nullable, strings
-from chopper.analyzers.views import View, column, optional
+from chopper.analyzers.views import Rows, view
 from chopper.tables import TABLES
 
-VIEW = View(
-    "clocks",
-    __doc__,
-    (
-        column("level", "What the row is about: rank, phase, layer, op, step or kernel."),
-        optional("rank", "Global rank; null for a row about all ranks.", "int32"),
-        optional("number", "Step number; null for other levels and for a whole trace.", "int64"),
-        optional("name", "Phase, layer, operator or kernel as recorded; null where there is none."),
-        column("time_ns", "Compute time that these kernels alone account for (level 1)."),
-        optional("clock_mean_hz", "Mean SM clock, weighted by time; null where unknown."),
-        optional(
-            "loss_ns", "Time lost to a clock below the reference; null if a clock is unknown."
-        ),
-        optional("loss_error_ns", "Error bound of the lost time, from sensitivity and sampling."),
-        optional("observed_ns", "Length of the step's window; null for other levels."),
-        optional(
-            "at_reference_ns",
-            "Length of the step, or compute time of other levels, at the reference clock; null "
-            "where the lost time is.",
-        ),
-        optional("clock_p5_hz", "5th percentile of the SM clock, weighted by time."),
-        optional("clock_median_hz", "Median SM clock, weighted by time; null where none is known."),
-        optional("clock_p95_hz", "95th percentile of the SM clock, weighted by time."),
-        optional("power_mean_w", "Mean board power in that time; null where not sampled."),
-        optional(
-            "power_cap_ratio", "Share of the time under a power limit, where the reason is known."
-        ),
-        optional("thermal_ratio", "Share of the time under a thermal limit."),
-        optional("application_ratio", "Share of the time at a fixed clock."),
-        optional("idle_ramp_ratio", "Share of the time in which the clock ramped up from idle."),
-        optional("host_limited_ratio", "Share of the time without an active throttle reason."),
-        optional("unlabelled_ratio", "Share of the time whose reason was not recorded."),
-        column("known_ratio", "Share of the time with a known clock."),
-        optional("clock_error_hz", "Mean error bound of a kernel's clock, from sampling."),
-        optional(
-            "sensitivity_ratio", "Mean sensitivity to the clock: 0 none, 1 inversely proportional."
-        ),
-        optional("sensitivity_error_ratio", "Mean standard error of a kernel's sensitivity."),
-        optional("op", "Operator of a kernel; null for other levels and without one."),
-        optional("input_dims", "Shapes of that operator's inputs, JSON as recorded."),
-    ),
-    title="Clocks",
-    section="Clocks",
-    needs="no clock of a computing device was sampled (the collectors `nvml` and `amdsmi` do), or "
-    "only at another time",
-)
 _QUANTILES = {"clock_p5_hz": 0.05, "clock_median_hz": 0.5, "clock_p95_hz": 0.95}
 
 
-def clocks(run: Attribution, clocked: Clocked | None) -> pa.Table:
-    """PIECE, WINDOW, DEVICE_CLOCK -> CLOCKS, most time first within a level; steps in order.
+@view
+def clocks(run: Attribution, clocked: Clocked | None) -> Rows:
+    """SM clock, power and throttle reasons by rank, phase, layer, operator, step and kernel.
 
-    Steps are of all kinds, the other levels of those that the step time is taken from.
+    Each level covers the same compute time: the exclusive time of level 1. Means and percentiles
+    are weighted by it, over the kernels whose clock is known. Power is the board's while the
+    kernels ran, not the kernels' own: the sensor averages over many of them.
+
+    A step at the reference clock would be shorter by the time that its kernels lost below it
+    (longer if they ran above it), with idle time and communication unchanged.
+
+    title: Clocks
+    section: Clocks
+    needs: no clock of a computing device was sampled (the collectors `nvml` and `amdsmi` do), or
+        only at another time
+    columns:
+      level: What the row is about: rank, phase, layer, op, step or kernel.
+      rank, int32, null: Global rank; null for a row about all ranks.
+      number, int64, null: Step number; null for other levels and for a whole trace.
+      name, null: Phase, layer, operator or kernel as recorded; null where there is none.
+      time_ns: Compute time that these kernels alone account for (level 1).
+      clock_mean_hz, null: Mean SM clock, weighted by time; null where unknown.
+      loss_ns, null: Time lost to a clock below the reference; null if a clock is unknown.
+      loss_error_ns, null: Error bound of the lost time, from sensitivity and sampling.
+      observed_ns, null: Length of the step's window; null for other levels.
+      at_reference_ns, null: Length of the step, or compute time of other levels, at the reference
+        clock; null where the lost time is.
+      clock_p5_hz, null: 5th percentile of the SM clock, weighted by time.
+      clock_median_hz, null: Median SM clock, weighted by time; null where none is known.
+      clock_p95_hz, null: 95th percentile of the SM clock, weighted by time.
+      power_mean_w, null: Mean board power in that time; null where not sampled.
+      power_cap_ratio, null: Share of the time under a power limit, where the reason is known.
+      thermal_ratio, null: Share of the time under a thermal limit.
+      application_ratio, null: Share of the time at a fixed clock.
+      idle_ramp_ratio, null: Share of the time in which the clock ramped up from idle.
+      host_limited_ratio, null: Share of the time without an active throttle reason.
+      unlabelled_ratio, null: Share of the time whose reason was not recorded.
+      known_ratio: Share of the time with a known clock.
+      clock_error_hz, null: Mean error bound of a kernel's clock, from sampling.
+      sensitivity_ratio, null: Mean sensitivity to the clock: 0 none, 1 inversely proportional.
+      sensitivity_error_ratio, null: Mean standard error of a kernel's sensitivity.
+      op, null: Operator of a kernel; null for other levels and without one.
+      input_dims, null: Shapes of that operator's inputs, JSON as recorded.
     """
     if clocked is None:
-        return VIEW.empty()
+        return clocks.view.empty()
     whole = run.all_steps
     of_steps = clocked if whole is run else clocked_of(whole, events_of(whole))
     dims = arguments(run, clocked.events, clocked.rows, "input_dims")
     op, kernel = clocked.texts("op"), clocked.texts("kernel")
-    return VIEW.joined(
+    return clocks.view.joined(
         [
             _level("rank", clocked, by_rank=True),
             _level("phase", clocked, clocked.texts("phase"), by_rank=True),
             _level("layer", clocked, _layers(run, clocked)),
             _level("op", clocked, op),
-            _steps(whole, of_steps) if of_steps is not None else VIEW.empty(),
+            _steps(whole, of_steps) if of_steps is not None else clocks.view.empty(),
             _level("kernel", clocked, kernel, op=op, input_dims=dims),
         ]
     )
@@ -138,8 +123,8 @@ def _steps(run: Attribution, clocked: Clocked) -> pa.Table:
 
 def _table(level: str, columns: dict[str, pa.Array | np.ndarray]) -> pa.Table:
     size = len(columns["time_ns"])
-    absent = {c.name: pa.nulls(size) for c in VIEW.columns if c.nullable}
-    return VIEW.of(absent | {"level": [level] * size} | columns)
+    absent = {c.name: pa.nulls(size) for c in clocks.view.columns if c.nullable}
+    return clocks.view.of(absent | {"level": [level] * size} | columns)
 
 
 def _layers(run: Attribution, clocked: Clocked) -> Texts:

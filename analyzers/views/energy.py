@@ -1,11 +1,4 @@
-"""Energy per step, token and phase, by device and host domain.
-
-From differences of the device's energy counters. A counter is updated every 100 ms or so, and
-boards differ by 5 % (arXiv:2312.02741), so it resolves neither kernels nor short steps. Differences
-are taken over at least 5 s: over consecutive whole steps, or over a phase that lasts this long
-without interruption. Shorter spans are withheld, with the reason. Without a counter, power is
-integrated over the same spans. Ranks on parts of one device share its counter.
-"""
+"""The view of energy."""
 
 from __future__ import annotations
 
@@ -29,7 +22,7 @@ from chopper.analyzers.events.meter import (
 from chopper.analyzers.events.steps import steps_of, tokens_of_steps, with_own_tokens
 from chopper.analyzers.trace.columns import ints, run_starts, strings
 from chopper.analyzers.trace.samples import per_device, table_beside
-from chopper.analyzers.views import View, column, optional
+from chopper.analyzers.views import Rows, view
 from chopper.tables import TABLES
 from chopper.wording import ranges, some
 
@@ -52,42 +45,42 @@ _SINCE_1970_NS = 10**17
 """Later than 1973: what counts from the start of a host never gets there."""
 _SCOPES = ("run", "phase", "window", "steps")
 
-VIEW = View(
-    "energy",
-    __doc__,
-    (
-        column("scope", "Scope: run, phase, steps (a group) or window (of another tool)."),
-        column("source", "Source: all devices, device N, or a domain such as package-0/dram."),
-        column("ranks", "Global ranks that compute on the source."),
-        optional("energy_per_step_j", "Mean energy per step; null where withheld."),
-        optional("energy_per_token_j", "Energy per token of these steps."),
-        optional("power_mean_w", "Mean power: energy over time; null where withheld."),
-        optional("energy_j", "Total energy; null where withheld."),
-        optional("energy_error_j", "Error bound of the energy, from the samples around its edges."),
-        optional("span_ns", "Time over which the energy was measured; null where withheld."),
-        column("step_count", "Number of steps within the span."),
-        optional("phase", "Phase, in rows of scope phase."),
-        optional("window", "Name of the window, in rows of scope window."),
-        optional("first_step", "Number of the first step within the span.", "int64"),
-        optional("last_step", "Number of the last step within the span.", "int64"),
-        optional("tokens_count", "Number of tokens of these steps, over all ranks of the source."),
-        optional("tokens_from", "Origin of the tokens: program, or embeddings of traced steps."),
-        optional("basis", "Basis of the energy: counter, or power (integrated samples)."),
-        optional("host", "Name of the host; null where not recorded."),
-        optional("start_ns", "Start of the span, Unix time; null where the energy is withheld."),
-        optional("reason", "Reason why the energy, or the energy per token, is withheld.", "text"),
-    ),
-    title="Energy",
-    section="Clocks",
-    needs="neither energy nor power of a device or of the host's processors was sampled",
-)
 
+@view
+def energy(run: Attribution, events: Events) -> Rows:
+    """Energy per step, token and phase, by device and host domain.
 
-def energy(run: Attribution, events: Events) -> pa.Table:
-    """DEVICE_COUNTER, DEVICE_CLOCK, HOST_ENERGY, ENERGY_WINDOW, STEP, STEP_WORK -> ENERGY.
+    From differences of the device's energy counters. A counter is updated every 100 ms or so, and
+    boards differ by 5 % (arXiv:2312.02741), so it resolves neither kernels nor short steps.
+    Differences are taken over at least 5 s: over consecutive whole steps, or over a phase that
+    lasts this long without interruption. Shorter spans are withheld, with the reason. Without a
+    counter, power is integrated over the same spans. Ranks on parts of one device share its
+    counter.
 
-    All devices together; each device and host domain as a whole, in groups of steps, by phase; then
-    spans that another tool measured.
+    title: Energy
+    section: Clocks
+    needs: neither energy nor power of a device or of the host's processors was sampled
+    columns:
+      scope: Scope: run, phase, steps (a group) or window (of another tool).
+      source: Source: all devices, device N, or a domain such as package-0/dram.
+      ranks: Global ranks that compute on the source.
+      energy_per_step_j, null: Mean energy per step; null where withheld.
+      energy_per_token_j, null: Energy per token of these steps.
+      power_mean_w, null: Mean power: energy over time; null where withheld.
+      energy_j, null: Total energy; null where withheld.
+      energy_error_j, null: Error bound of the energy, from the samples around its edges.
+      span_ns, null: Time over which the energy was measured; null where withheld.
+      step_count: Number of steps within the span.
+      phase, null: Phase, in rows of scope phase.
+      window, null: Name of the window, in rows of scope window.
+      first_step, int64, null: Number of the first step within the span.
+      last_step, int64, null: Number of the last step within the span.
+      tokens_count, null: Number of tokens of these steps, over all ranks of the source.
+      tokens_from, null: Origin of the tokens: program, or embeddings of traced steps.
+      basis, null: Basis of the energy: counter, or power (integrated samples).
+      host, null: Name of the host; null where not recorded.
+      start_ns, null: Start of the span, Unix time; null where the energy is withheld.
+      reason, text, null: Reason why the energy, or the energy per token, is withheld.
     """
     rows: list[Row] = []
     devices: list[tuple[_Unit, Row]] = []
@@ -101,7 +94,7 @@ def energy(run: Attribution, events: Events) -> pa.Table:
         rows.insert(0, _all_devices(run, devices))
     rows += _of_windows(run)
     rows.sort(key=lambda row: _SCOPES.index(row["scope"]))
-    return VIEW.of_rows(rows)
+    return rows
 
 
 @dataclass(frozen=True)

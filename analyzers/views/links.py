@@ -1,12 +1,4 @@
-"""Traffic of ports, interfaces and device links by step, and signs of congestion.
-
-Counters are totals: rates are differences over the time of a step, interpolated linearly between
-two samples. A step shorter than the sampling period has none. A counter that went backwards, or
-saturated at 32 bits, has no rate for that time.
-
-Rows without a step cover the whole run. Ports and interfaces belong to the host and are shared by
-its ranks; device links belong to one rank.
-"""
+"""The view of links between devices and hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +16,7 @@ from chopper.analyzers.events.meter import Counter, counter_of, ranks_by_host, r
 from chopper.analyzers.events.steps import windows_of
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.samples import of_rank, table_beside
-from chopper.analyzers.views import View, column, optional
+from chopper.analyzers.views import Rows, view
 from chopper.storage.run import Run
 from chopper.wording import ranges
 
@@ -74,46 +66,6 @@ _UNREAD_RATIO = 0.01
 _ROWS = 5000
 """Rows about single steps at most."""
 
-VIEW = View(
-    "links",
-    __doc__,
-    (
-        column("link", "Name of the port or interface, or the links of the rank's device."),
-        optional("step", "Step number; null for the whole run.", "int64"),
-        optional("signal", "Signs of congestion; null without any.", "text"),
-        optional("tx_bytes_per_s", "Rate of bytes sent; null where not counted."),
-        optional("rx_bytes_per_s", "Rate of bytes received; null where not counted."),
-        optional(
-            "both_bytes_per_s",
-            "Rate of bytes in both directions, where not separated (AMD's PCIe).",
-        ),
-        optional("pause_ratio", "Share of the time in which sending was paused by flow control."),
-        optional("cnp_handled_hz", "Rate of congestion notifications obeyed.", "float64"),
-        optional("retransmit_ratio", "Share of the sent bytes that were retransmitted (EFA)."),
-        column("ranks", "Global ranks that share the link."),
-        column("kind", "Kind of link: port, interface, flow control, device link or PCIe."),
-        column("rank", "Global rank whose steps divide the time.", "int32"),
-        column("span_ns", "Time over which the counters are compared."),
-        optional(
-            "sent_pause_ratio", "Share of the time in which the peers were paused by flow control."
-        ),
-        optional("cnp_sent_hz", "Rate of congestion notifications sent.", "float64"),
-        optional("ecn_marked_hz", "Rate of packets that a switch had marked (ECN).", "float64"),
-        optional("tx_wait_hz", "Rate of ticks spent waiting for credits (InfiniBand).", "float64"),
-        optional("retransmits_per_byte", "Retransmits (RoCE) per byte sent.", "float64"),
-        optional(
-            "retransmit_count", "Number of ordering errors, timeouts and adaptive retransmissions."
-        ),
-        optional("out_of_sequence_count", "Number of packets that arrived out of order."),
-        optional("error_count", "Number of discards, link errors, replays, NAKs, recoveries."),
-        optional("tx_bytes", "Total bytes sent; null where not counted."),
-        optional("rx_bytes", "Total bytes received; null where not counted."),
-    ),
-    title="Links",
-    section="Communication",
-    needs="no link's counters were sampled (the collectors `host`, `fabric`, `nvml`, `amdsmi` do)",
-)
-
 
 @dataclass(frozen=True)
 class _Link:
@@ -133,8 +85,45 @@ class _Link:
     counters: dict[str, list[Counter]]
 
 
-def links(run: Attribution) -> pa.Table:
-    """FABRIC_PORT, PAUSE, NIC, DEVICE_COUNTER -> LINKS, the run first, congested links on top."""
+@view
+def links(run: Attribution) -> Rows:
+    """Traffic of ports, interfaces and device links by step, and signs of congestion.
+
+    Counters are totals: rates are differences over the time of a step, interpolated linearly
+    between two samples. A step shorter than the sampling period has none. A counter that went
+    backwards, or saturated at 32 bits, has no rate for that time.
+
+    Rows without a step cover the whole run. Ports and interfaces belong to the host and are shared
+    by its ranks; device links belong to one rank.
+
+    title: Links
+    section: Communication
+    needs: no link's counters were sampled (the collectors `host`, `fabric`, `nvml`, `amdsmi` do)
+    columns:
+      link: Name of the port or interface, or the links of the rank's device.
+      step, int64, null: Step number; null for the whole run.
+      signal, text, null: Signs of congestion; null without any.
+      tx_bytes_per_s, null: Rate of bytes sent; null where not counted.
+      rx_bytes_per_s, null: Rate of bytes received; null where not counted.
+      both_bytes_per_s, null: Rate of bytes in both directions, where not separated (AMD's PCIe).
+      pause_ratio, null: Share of the time in which sending was paused by flow control.
+      cnp_handled_hz, float64, null: Rate of congestion notifications obeyed.
+      retransmit_ratio, null: Share of the sent bytes that were retransmitted (EFA).
+      ranks: Global ranks that share the link.
+      kind: Kind of link: port, interface, flow control, device link or PCIe.
+      rank, int32: Global rank whose steps divide the time.
+      span_ns: Time over which the counters are compared.
+      sent_pause_ratio, null: Share of the time in which the peers were paused by flow control.
+      cnp_sent_hz, float64, null: Rate of congestion notifications sent.
+      ecn_marked_hz, float64, null: Rate of packets that a switch had marked (ECN).
+      tx_wait_hz, float64, null: Rate of ticks spent waiting for credits (InfiniBand).
+      retransmits_per_byte, float64, null: Retransmits (RoCE) per byte sent.
+      retransmit_count, null: Number of ordering errors, timeouts and adaptive retransmissions.
+      out_of_sequence_count, null: Number of packets that arrived out of order.
+      error_count, null: Number of discards, link errors, replays, NAKs, recoveries.
+      tx_bytes, null: Total bytes sent; null where not counted.
+      rx_bytes, null: Total bytes received; null where not counted.
+    """
     run_rows: list[Row] = []
     step_rows: list[Row] = []
     for link in _links(run.recording):
@@ -153,7 +142,7 @@ def links(run: Attribution) -> pa.Table:
     run_rows.sort(key=_order)
     step_rows = [row for row in step_rows if row["signal"] or _busy(row) > 0]
     step_rows.sort(key=_order)
-    return VIEW.of_rows([*run_rows, *step_rows[:_ROWS]])
+    return [*run_rows, *step_rows[:_ROWS]]
 
 
 def _busy(row: Row) -> float:
@@ -181,7 +170,9 @@ def _rows(
         found |= {n: found[t] / (span_ns / 1e9) for n, t in _RATES.items() if t in found}
         found["retransmit_ratio"] = found["retransmitted_bytes"] / found["tx_bytes"]
         found["retransmits_per_byte"] = found["retransmit_count"] / found["tx_bytes"]
-    shown = [(c.name, c.type == "int64", found[c.name]) for c in VIEW.columns if c.name in found]
+    shown = [
+        (c.name, c.type == "int64", found[c.name]) for c in links.view.columns if c.name in found
+    ]
     rows = []
     for i, step in enumerate(steps):
         row: Row = {

@@ -1,15 +1,4 @@
-"""MFU and HFU against the theoretical and the achievable ceiling.
-
-    MFU = Σ_d F_d / (P_d · T)        HFU = Σ_d H_d / (P_d · T)
-
-with, per data type d: F_d the model FLOP (matrix products, convolutions and attention of forward
-and backward; with a causal mask only the pairs that it keeps), H_d the same including recomputation
-and the optimizer's products, P_d the ceiling for that type, and T the time: that of the same steps
-without a trace if such steps were recorded, since tracing slows the host but not the model,
-otherwise the observed time. Each FLOP counts against the peak of its own type, so that a mix of
-bf16 and fp32 is not distorted. Products with unknown FLOP or peak do not count: the value is then a
-lower bound, and says so.
-"""
+"""The view of utilization."""
 
 from __future__ import annotations
 
@@ -17,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.steps import tokens_of
 from chopper.analyzers.trace.columns import ints, matching, strings
 from chopper.analyzers.trace.phases import phases_outside_training
-from chopper.analyzers.views import View, column, optional
+from chopper.analyzers.views import Rows, view
 from chopper.hardware.ceilings import MOST_OF_A_PEAK, Ceiling, Ceilings
 
 Row = dict[str, Any]
@@ -33,31 +21,6 @@ _NOT_THE_MODELS = ("recompute", "optimizer")
 _SAID_RATIO = 0.001
 """Smaller shares of unknown FLOP or peaks are not worth a remark."""
 _NEEDS = ("model_needs_ns", "hardware_needs_ns")
-
-VIEW = View(
-    "utilization",
-    __doc__,
-    (
-        optional("rank", "Global rank; null for all ranks together.", "int32"),
-        column("ceiling", "Ceiling of the comparison: theoretical or achievable."),
-        optional("dtype", "Data type; null for all types, each held against its own peak."),
-        optional("mfu_ratio", "Model FLOPs utilization (MFU); null with a reason."),
-        optional("hfu_ratio", "Hardware FLOPs utilization (HFU); null with a reason."),
-        optional("peak_flop_per_s", "Ceiling for this mix of data types; null where unknown."),
-        optional("tokens_per_s", "Tokens looked up per second; null where unknown.", "float64"),
-        optional("model_flop", "Model FLOP; null with a reason."),
-        optional("hardware_flop", "FLOP including recomputation and the optimizer's."),
-        optional("model_needs_ns", "Time that the model's FLOP need at the ceiling."),
-        optional("hardware_needs_ns", "Time that all FLOP need at the ceiling."),
-        column("time_ns", "Time T of the definition, summed over ranks."),
-        column("observed_ns", "Observed time of the traced steps, summed over ranks."),
-        optional("reason", "Reason why values are null or lower bounds.", "text"),
-        optional("source", "Origin of the ceiling's value; null where unknown.", "text"),
-    ),
-    version=2,
-    title="Utilization",
-    section="Steps and host",
-)
 
 
 @dataclass(frozen=True)
@@ -77,11 +40,43 @@ class _Math:
     reason: str = "no matrix product, convolution or attention was recognized"
 
 
-def utilization(run: Attribution) -> pa.Table:
-    """EVENT_LINK, DEVICE_EVENT, WINDOW -> UTILIZATION: by ceiling the run, its types, its ranks."""
+@view
+def utilization(run: Attribution) -> Rows:
+    """MFU and HFU against the theoretical and the achievable ceiling.
+
+        MFU = Σ_d F_d / (P_d · T)        HFU = Σ_d H_d / (P_d · T)
+
+    with, per data type d: F_d the model FLOP (matrix products, convolutions and attention of
+    forward and backward; with a causal mask only the pairs that it keeps), H_d the same including
+    recomputation and the optimizer's products, P_d the ceiling for that type, and T the time: that
+    of the same steps without a trace if such steps were recorded, since tracing slows the host but
+    not the model, otherwise the observed time. Each FLOP counts against the peak of its own type,
+    so that a mix of bf16 and fp32 is not distorted. Products with unknown FLOP or peak do not
+    count: the value is then a lower bound, and says so.
+
+    title: Utilization
+    section: Steps and host
+    version: 2
+    columns:
+      rank, int32, null: Global rank; null for all ranks together.
+      ceiling: Ceiling of the comparison: theoretical or achievable.
+      dtype, null: Data type; null for all types, each held against its own peak.
+      mfu_ratio, null: Model FLOPs utilization (MFU); null with a reason.
+      hfu_ratio, null: Hardware FLOPs utilization (HFU); null with a reason.
+      peak_flop_per_s, null: Ceiling for this mix of data types; null where unknown.
+      tokens_per_s, float64, null: Tokens looked up per second; null where unknown.
+      model_flop, null: Model FLOP; null with a reason.
+      hardware_flop, null: FLOP including recomputation and the optimizer's.
+      model_needs_ns, null: Time that the model's FLOP need at the ceiling.
+      hardware_needs_ns, null: Time that all FLOP need at the ceiling.
+      time_ns: Time T of the definition, summed over ranks.
+      observed_ns: Observed time of the traced steps, summed over ranks.
+      reason, text, null: Reason why values are null or lower bounds.
+      source, text, null: Origin of the ceiling's value; null where unknown.
+    """
     scale = run.step_time().scale
     if not run.observed_ns:
-        return VIEW.of_rows([])
+        return []
     # A rank whose windows are all left out of the step time says nothing of its FLOP.
     traced = {r.rank for r in run.all_steps.ranks if r.steps}
     ranks = [r for r in run.ranks if r.steps or r.rank not in traced]
@@ -107,7 +102,7 @@ def utilization(run: Attribution) -> pa.Table:
         rows += _of_run(per_rank)
         if len(per_rank) > 1:
             rows += [found[0] for found in per_rank]
-    return VIEW.of_rows(rows)
+    return rows
 
 
 def _math(run: Attribution, rank: int) -> _Math:

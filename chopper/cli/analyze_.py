@@ -13,7 +13,7 @@ from chopper.causes import LEVELS
 from chopper.cli import _shared as shared
 from chopper.cli.output import print_json, print_page
 from chopper.errors import UsageError, csv_text, tell
-from chopper.views import VIEWS, own_view, summaries, view
+from chopper.views import VIEWS, own_view, view
 from chopper.wording import next_command
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
     """Print all views and end, for ``--view list``."""
     if name == "list" and not context.resilient_parsing:
         formatter = context.make_formatter()
-        formatter.write_dl([*summaries().items()])
+        formatter.write_dl([(view.name, view.summary) for view in VIEWS.values()])
         click.echo(formatter.getvalue(), nl=False)
         context.exit()
     return name

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from chopper import pipeline
-from chopper.analyzers.views.memory_holders import memory_holders
-from chopper.analyzers.views.memory_over_time import memory_over_time
+from chopper.analyzers.views.memory import memory_over_time
+from chopper.analyzers.views.snapshots import memory_holders
 from chopper.cli import cli
 from chopper.collectors import allocator_history
 from chopper.collectors.allocator_history import AllocatorHistoryCollector

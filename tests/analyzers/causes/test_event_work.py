@@ -23,7 +23,7 @@ from chopper.analyzers.causes.repeated_kernels import match_instances
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import DeviceEvents
-from chopper.analyzers.views.unmodelled import CAUSES
+from chopper.analyzers.views.works import CAUSES
 from chopper.analyzers.work.kernels import element_bytes, kernel_families
 from chopper.causes import LEAVES
 from chopper.hardware.ceilings import Ceiling

@@ -18,8 +18,8 @@ from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import Sighting, host, kernels, ranks
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.names import is_program_frame
-from chopper.analyzers.views import stragglers
-from chopper.analyzers.views.stragglers import Worst
+from chopper.analyzers.views import ranks as rank_views
+from chopper.analyzers.views.ranks import Worst
 from chopper.collectors.snapshot import tables_of
 from chopper.errors import UsageError
 from chopper.reports import actions as report
@@ -418,7 +418,7 @@ def test_one_of_two_ranks_comes_last_by_chance(
 ) -> None:
     run = attributed(tmp_path / "run", Plan(slow=Dose(0.5, ranks=(1,))))
     last = Worst(1, 0.9, share_ratio, None, 0)
-    monkeypatch.setattr(stragglers, "worst", lambda table: last)
+    monkeypatch.setattr(rank_views, "worst", lambda table: last)
     assert len([*actions.sightings("late_rank", Material(run, Replay(run)))]) == seen
 
 

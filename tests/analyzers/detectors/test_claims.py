@@ -14,7 +14,7 @@ from chopper.analyzers.detectors import Sighting
 from chopper.analyzers.detectors.host import initialization_of
 from chopper.analyzers.detectors.ranks import uneven_work
 from chopper.analyzers.replay.replay import Replay
-from chopper.analyzers.views.stragglers import Kind, Uneven, Worst
+from chopper.analyzers.views.ranks import Kind, Uneven, Worst
 from chopper.reports import actions as report
 from tests.analyzers import make
 from tests.analyzers.detectors.test_actions import on_host, sent

@@ -10,7 +10,7 @@ import pytest
 
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.views.stragglers import worst
+from chopper.analyzers.views.ranks import worst
 from chopper.storage import manifest as m
 from chopper.storage.run import Run
 from chopper.tables import TABLES

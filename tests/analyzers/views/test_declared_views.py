@@ -1,8 +1,7 @@
-"""Views declare themselves: one file each, found by listing their folder."""
+"""Views declare themselves, and are found by listing their folder."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -12,38 +11,35 @@ import pytest
 
 from chopper.analyzers.views import SECTIONS
 from chopper.api import attribute, query
-from chopper.views import VIEWS, in_sections, summaries
+from chopper.views import VIEWS
 from tests.command import run
 from tests.golden.own import OWN
 from tests.kineto_writer import small_trace
 
-ADDED = '''"""How many device events each rank ran."""
+ADDED = '''"""A view of a user."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chopper.analyzers.views import View, column
+from chopper.analyzers.views import Rows, view
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from chopper.analyzers.attribution import Attribution
 
-VIEW = View(
-    "event_counts",
-    __doc__,
-    (column("rank", "Rank.", "int32"), column("event_count", "Device events of the rank.")),
-    title="Event counts",
-    section="Operators",
-    needs="nothing ran on the device",
-)
 
+@view
+def event_counts(run: Attribution) -> Rows:
+    """How many device events each rank ran.
 
-def event_counts(run: Attribution) -> pa.Table:
-    """EVENT_LINK -> EVENT_COUNTS."""
-    links = run.links.items()
-    return VIEW.of_rows([{"rank": r, "event_count": t.num_rows} for r, t in links])
+    title: Event counts
+    section: Operators
+    needs: nothing ran on the device
+    columns:
+      rank, int32: Rank.
+      event_count: Device events of the rank.
+    """
+    return [{"rank": r, "event_count": t.num_rows} for r, t in run.links.items()]
 '''
 
 
@@ -59,21 +55,14 @@ SELECT stream_id, count(*) AS event_count FROM step_event GROUP BY stream_id ORD
 
 
 @pytest.mark.parametrize("name", list(VIEWS))
-def test_a_view_is_what_its_file_is_called(name: str) -> None:
+def test_a_view_declares_its_columns(name: str) -> None:
     view = VIEWS[name]
     assert view.name == name
-    if not view.sql:
-        module = importlib.import_module(f"chopper.analyzers.views.{name}")
-        assert callable(getattr(module, name))
     assert view.section in SECTIONS
     assert view.summary.endswith(".")
     assert all(column.doc.endswith(".") for column in view.columns)
     names = [column.name for column in view.columns]
     assert len(names) == len(set(names))
-
-
-def test_summaries_are_read_without_importing_a_view() -> None:
-    assert summaries() == {view.name: view.summary for view in in_sections()}
 
 
 def _with_folder(folder: Path, *arguments: str) -> str:
@@ -91,7 +80,7 @@ def _with_folder(folder: Path, *arguments: str) -> str:
     return shown.stdout
 
 
-def test_a_file_in_the_folder_is_a_view(tmp_path: Path) -> None:
+def test_a_function_of_a_file_in_the_folder_is_a_view(tmp_path: Path) -> None:
     (tmp_path / "event_counts.py").write_text(ADDED)
     trace = tmp_path / "trace.json"
     trace.write_bytes(small_trace().encode())

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper import pipeline
-from chopper.analyzers.views.memory_determinism import memory_determinism
-from chopper.analyzers.views.memory_steps import memory_steps, similarity
+from chopper.analyzers.views.memory import memory_determinism, memory_steps, similarity
 from chopper.storage.manifest import Device
 from chopper.views import view
 from tests.analyzers.make import table
@@ -84,7 +83,7 @@ def test_without_events_the_readings_speak() -> None:
     assert all(r["peak_allocated_bytes"] > 30e9 for r in rows)
     assert all(r["peak_reserved_bytes"] == 48_000_000_000 for r in rows)
     assert all(r["fragmentation_ratio"] is None and r["allocation_count"] is None for r in rows)
-    assert memory_determinism(make(Shape())).num_rows == 0
+    assert memory_determinism(memory_steps(make(Shape()))).num_rows == 0
 
 
 def test_equal_steps_are_identical_and_others_are_not(tmp_path) -> None:
@@ -149,7 +148,7 @@ def test_unsteady_memory_and_unsteady_clocks_correlate(tmp_path) -> None:
     assert [s["clock_mean_hz"] for s in found] == [1_500_000_000] * 6
     # ± 1 MHz in four samples: sqrt(4/3) MHz.
     assert found[0]["clock_std_hz"] == round(1_000_000 * (4 / 3) ** 0.5)
-    (row,) = memory_determinism(attribution).to_pylist()
+    (row,) = memory_determinism(memory_steps(attribution)).to_pylist()
     assert row["clock_correlation"] > 0.9
     assert row["no_correlation"] is None
 
@@ -178,7 +177,7 @@ def test_clocks_beside_memory_are_the_ranks_own_devices(tmp_path) -> None:
 )
 def test_no_correlation_has_a_reason(tmp_path, steps, clocks, reason) -> None:
     clocks = [c * 1_000_000 for c in clocks]
-    (row,) = memory_determinism(_clocked(tmp_path, steps, clocks)).to_pylist()
+    (row,) = memory_determinism(memory_steps(_clocked(tmp_path, steps, clocks))).to_pylist()
     assert row["clock_correlation"] is None
     assert reason in row["no_correlation"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.views.memory_over_time import Growth, memory_growth
+from chopper.analyzers.views.memory import Growth, memory_growth
 from chopper.storage.manifest import Device, RankManifest, RunManifest
 from chopper.storage.run import Run
 from chopper.tables import TABLES

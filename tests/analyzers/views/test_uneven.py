@@ -9,7 +9,7 @@ import pytest
 
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import events_of
-from chopper.analyzers.views.stragglers import Uneven, uneven
+from chopper.analyzers.views.ranks import Uneven, uneven
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans
 from tests.analyzers.views.test_communication import (

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from chopper import pipeline, reports
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.views.queue_depth import depths
+from chopper.analyzers.views.host import depths
 from chopper.errors import UsageError
 from chopper.hardware import calibration
 from chopper.hardware.devices import lookup

@@ -1,15 +1,4 @@
-"""Ranks that made others wait at collectives, and the causes of their delay.
-
-For a collective, each rank's window extends from its end of the group's previous collective (or the
-start of its step if there is none) to its arrival. All ranks leave the previous collective
-together, so the straggler's window is longer by exactly its delay. Its time in each leaf cause,
-minus the mean of the other ranks, is the cause's excess; the positive excesses share the waiting
-that the straggler caused. If its window already started later than the others', that part of the
-waiting has no cause here.
-
-An event across the border of a window counts with the share of its time inside. Collectives outside
-of the steps are left out.
-"""
+"""Views of steps and ranks: how they differ, and which one the others wait for."""
 
 from __future__ import annotations
 
@@ -24,41 +13,275 @@ import pyarrow.compute as pc
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.collectives import WAIT, Members
 from chopper.analyzers.events.device import Events, of_class
-from chopper.analyzers.events.groups import time_in
+from chopper.analyzers.events.groups import rows_of, sum_by, time_in
 from chopper.analyzers.events.steps import windows_of
-from chopper.analyzers.trace.columns import dictionary, distinct_rows, ints, matching, strings
-from chopper.analyzers.trace.intervals import spread
-from chopper.analyzers.views import View, column, optional
-from chopper.analyzers.views.outlier_ranks import cube
-
-VIEW = View(
-    "stragglers",
-    __doc__,
-    (
-        column("straggler_rank", "Global rank that arrived last.", "int32"),
-        optional("cause", "Leaf cause that made the rank late; null where nothing took longer."),
-        column(
-            "waiting_ns", "Straggler wait of the other ranks, in proportion to the causes' excess."
-        ),
-        column("share_ratio", "Share of the straggler wait at all collectives."),
-        column("exposed_waiting_ns", "Exposed part of the straggler wait."),
-        column("excess_ns", "Time in the cause beyond the other ranks' mean, summed."),
-        column("collective_count", "Number of collectives with this cause as the largest excess."),
-        column("late_collective_count", "Number of collectives at which the rank arrived last."),
-        column("late_ratio", "Share of the collectives with waiting at which it arrived last."),
-    ),
-    title="Stragglers",
-    section="Communication",
-    needs="no collective was seen on all ranks of its group, or no rank waited",
+from chopper.analyzers.trace.columns import (
+    compact,
+    dictionary,
+    distinct_rows,
+    ints,
+    matching,
+    nullable,
+    strings,
 )
+from chopper.analyzers.trace.intervals import spread
+from chopper.analyzers.views import Rows, view
+from chopper.statistics import discoveries, t_test
+from chopper.storage.run import ranks_of
+
+_STATES = ("compute", "communication", "copy", "idle")
+_SCORE = 3.5
+_LEAST_RATIO = 0.02
+"""A step within 2 % of the median is no outlier, however steady the others are."""
+_LEAST_STEPS = 5
 
 
-def stragglers(run: Attribution, members: Members) -> pa.Table:
-    """COMMUNICATION, PIECE, GAP, WINDOW -> STRAGGLERS by rank and cause, most waiting first."""
+@view
+def steps(run: Attribution) -> Rows:
+    """Observed and ideal time, exclusive states and outliers of each step.
+
+    The four states sum to the observed time. An outlier is further from its rank's median than 3.5
+    times 1.4826 × the median absolute deviation (Iglewicz and Hoaglin's modified z-score), and
+    further than 2 %; with fewer than five steps there are none.
+
+    title: Steps
+    section: Steps and host
+    columns:
+      step, int64, null: Step number; null for a whole trace.
+      rank, int32: Global rank that the row is about.
+      observed_ns: Observed time: length of the step's window.
+      ideal_ns, null: Time that the model's math needs at the device's peak.
+      compute_ns: Time in which a compute kernel was running.
+      communication_ns: Exposed communication: no compute kernel ran at the same time.
+      copy_ns: Exposed copies: neither compute nor communication ran at the same time.
+      idle_ns: Time in which nothing ran on the device.
+      outlier, bool, null: True for an outlier; null with fewer than five steps.
+      micro_steps, int64, null: Micro-steps of gradient accumulation; null where no trainer tells.
+      deviation_ratio, null: Difference from the rank's median step, relative to that median.
+    """
+    run = run.all_steps
+    windows, pieces = run.windows, run.pieces
+    size = windows.num_rows
+    key = ("rank", "step_index")
+    at = rows_of([ints(windows, k) for k in key], [ints(pieces, k) for k in key])
+    cause, causes = strings(pieces, "cause")
+    state = np.array([_STATES.index(c.partition(".")[0]) for c in causes], dtype=np.int64)[cause]
+    time = ints(pieces, "time_ns")
+    ideal = cause == (causes.index("compute.ideal") if "compute.ideal" in causes else -2)
+    rank, number = ints(windows, "rank"), ints(windows, "number")
+    observed = ints(windows, "end_ns") - ints(windows, "start_ns")
+    with_peak = [r.rank for r in run.ranks if r.peak_source is not None]
+    deviation, outlier = _outliers(observed, rank)
+    columns = {
+        "step": nullable(number),
+        "rank": rank,
+        "observed_ns": observed,
+        "ideal_ns": pa.array(sum_by(at[ideal], time[ideal], size), mask=~np.isin(rank, with_peak)),
+        **{
+            f"{name}_ns": sum_by(at[state == i], time[state == i], size)
+            for i, name in enumerate(_STATES)
+        },
+        "outlier": pa.array(outlier, mask=np.isnan(deviation)),
+        "deviation_ratio": pa.array(deviation, from_pandas=True),
+        "micro_steps": _micro_steps(run, rank, number),
+    }
+    return steps.view.of(columns).take(np.lexsort((rank, number)))
+
+
+def _micro_steps(run: Attribution, rank: np.ndarray, number: np.ndarray) -> pa.Array:
+    counts = np.full(len(rank), -1)
+    for one in np.unique(rank).tolist():
+        step, mine = run.recording.table(one, "step"), rank == one
+        at = rows_of([ints(step, "number")], [number[mine]])
+        counts[mine] = np.append(ints(step, "micro_steps"), -1)[at]
+    return nullable(counts)
+
+
+def _outliers(observed: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(difference to the rank's median step as a ratio, whether it stands out) per window."""
+    deviation = np.full(len(observed), np.nan)
+    outlier = np.zeros(len(observed), dtype=bool)
+    for one in np.unique(rank):
+        mine = np.flatnonzero(rank == one)
+        if len(mine) < _LEAST_STEPS:
+            continue
+        time = observed[mine].astype(np.float64)
+        median = np.median(time)
+        away = time - median
+        spread = 1.4826 * np.median(np.abs(away))
+        deviation[mine] = away / median
+        outlier[mine] = (np.abs(away) > _SCORE * spread) & (np.abs(away) > _LEAST_RATIO * median)
+    return deviation, outlier
+
+
+_LEAST_DEVIATION = 0.001
+_ALIKE_RATIO = 0.05
+
+
+@view
+def outlier_ranks(run: Attribution) -> Rows:
+    """Ranks whose own step time differs from the median rank's by more than chance, and why.
+
+    All ranks end a step with the slowest one, so their step times are equal; what differs is a
+    rank's own time, a step without waiting for other ranks. It is compared with the median rank in
+    each step. A rank stands out if its deviations differ from zero over steps (t test, with
+    Benjamini and Hochberg's correction over ranks, at 5 %) by more than a thousandth of a step.
+    Ranks are alike if the times of their causes differ by at most a twentieth of a step in total.
+
+    title: Outlier ranks
+    section: Steps and host
+    needs: no step was attributed
+    of: all ranks
+    columns:
+      rank, int32: Global rank.
+      host, null: Host that it ran on.
+      step_ns: Mean observed time of its steps.
+      own_ns: Mean of its steps without waiting for other ranks.
+      deviation_ns: Own time minus the median rank's, mean over steps.
+      p_value, float64, null: p-value of the t test; null with fewer than three steps.
+      stands_out, null: late or early; null where it may be chance.
+      cause, null: Leaf cause with the largest excess (late) or deficit (early).
+      cause_ns, null: Mean time per step in that cause beyond the median rank's.
+      waiting_ns: Mean time per step that it waits for other ranks.
+      alike, int32: Index of its group of similar ranks.
+      alike_count: Ranks of that group.
+    """
+    time_ns, numbers, causes = cube(run)
+    if not time_ns.size:
+        return []
+    observed = time_ns.sum(axis=2)
+    recorded = observed > 0
+    wait = causes.index(WAIT) if WAIT in causes else None
+    waiting = np.zeros_like(observed) if wait is None else time_ns[:, :, wait]
+    own = np.where(recorded, observed - waiting, np.nan)
+    deviation = own - np.nanmedian(own, axis=0)
+    count = np.maximum(recorded.sum(axis=1), 1)
+    mean = np.nansum(deviation, axis=1) / count
+    p = t_test(deviation)
+    known = ~np.isnan(p)
+    out = np.zeros(len(p), dtype=bool)
+    out[known] = discoveries(p[known])
+    out &= np.abs(mean) > _LEAST_DEVIATION * np.nanmean(own)
+    per_step = time_ns.sum(axis=1) / count[:, None]
+    excess = per_step - np.median(per_step, axis=0)
+    if wait is not None:
+        excess[:, wait] = 0
+    mainly = np.argmax(excess * np.sign(mean)[:, None], axis=1)
+    rows = np.arange(len(mean))
+    group = _alike(per_step, float(observed[recorded].mean()))
+    order = np.lexsort((numbers, -np.abs(mean)))
+    hosts = {row["rank"]: row["hostname"] for row in ranks_of(run.recording.manifest).to_pylist()}
+    columns = {
+        "rank": numbers,
+        "host": pa.array([hosts.get(rank) for rank in numbers.tolist()]).dictionary_encode(),
+        "step_ns": _whole(observed.sum(axis=1) / count),
+        "own_ns": _whole((observed - waiting).sum(axis=1) / count),
+        "deviation_ns": _whole(mean),
+        "p_value": pa.array(p, from_pandas=True),
+        "stands_out": dictionary(np.where(out, (mean < 0).astype(np.int64), -1), ("late", "early")),
+        "cause": dictionary(np.where(out, mainly, -1), causes),
+        "cause_ns": pa.array(_whole(excess[rows, mainly]), mask=~out),
+        "waiting_ns": _whole(waiting.sum(axis=1) / count),
+        "alike": group,
+        "alike_count": np.bincount(group)[group],
+    }
+    return outlier_ranks.view.of(columns).take(pa.array(order))
+
+
+def cube(run: Attribution) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return the time of each rank and step by leaf cause, (ranks, steps, causes), in ns.
+
+    Returns:
+        The times; the ranks; the causes.
+    """
+    table = run.totals.causes
+    ranks, rank = compact(ints(table, "rank"))
+    steps, step = compact(ints(table, "number"))
+    cause, causes = strings(table, "cause")
+    time_ns = np.zeros((len(ranks), len(steps), len(causes)))
+    np.add.at(time_ns, (rank, step, cause), ints(table, "time_ns"))
+    return time_ns, ranks, causes
+
+
+def _alike(per_step: np.ndarray, step_ns: float) -> np.ndarray:
+    """Number groups of ranks whose causes differ by little, the largest group first."""
+    label = _complete_linkage(per_step, _ALIKE_RATIO * step_ns)
+    sizes = np.bincount(label)
+    first = np.full(len(sizes), len(label))
+    np.minimum.at(first, label, np.arange(len(label)))
+    place = np.empty(len(sizes), dtype=np.int64)
+    place[np.lexsort((first, -sizes))] = np.arange(len(sizes))
+    numbered: np.ndarray = place[label]
+    return numbered
+
+
+def _complete_linkage(points: np.ndarray, limit: float) -> np.ndarray:
+    """Number the clusters of points none of which are further than the limit apart.
+
+    Agglomerates the two nearest clusters first, by chains of nearest neighbours (Murtagh 1983);
+    the distance of two clusters is that of their furthest points, by the sum of differences.
+    """
+    distance = np.zeros((len(points), len(points)))
+    for feature in points.T:
+        distance += np.abs(feature[:, None] - feature)
+    np.fill_diagonal(distance, np.inf)
+    label = np.arange(len(points))
+    chain: list[int] = []
+    merged = np.zeros(len(points), dtype=bool)
+    for _ in range(len(points) - 1):
+        chain = chain or [int(np.argmin(merged))]
+        while True:
+            near = int(np.argmin(distance[chain[-1]]))
+            if len(chain) > 1 and distance[chain[-1], chain[-2]] <= distance[chain[-1], near]:
+                break
+            chain.append(near)
+        gone, kept = sorted((chain.pop(), chain.pop()))
+        if distance[gone, kept] <= limit:
+            label[label == label[gone]] = label[kept]
+        furthest = np.maximum(distance[gone], distance[kept])
+        furthest[[gone, kept]] = np.inf
+        distance[kept] = distance[:, kept] = furthest
+        distance[gone] = distance[:, gone] = np.inf
+        merged[gone] = True
+    return np.unique(label, return_inverse=True)[1]
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    return np.round(values).astype(np.int64)
+
+
+@view
+def stragglers(run: Attribution, members: Members) -> Rows:
+    """Ranks that made others wait at collectives, and the causes of their delay.
+
+    For a collective, each rank's window extends from its end of the group's previous collective (or
+    the start of its step if there is none) to its arrival. All ranks leave the previous collective
+    together, so the straggler's window is longer by exactly its delay. Its time in each leaf cause,
+    minus the mean of the other ranks, is the cause's excess; the positive excesses share the
+    waiting that the straggler caused. If its window already started later than the others', that
+    part of the waiting has no cause here.
+
+    An event across the border of a window counts with the share of its time inside. Collectives
+    outside of the steps are left out.
+
+    title: Stragglers
+    section: Communication
+    needs: no collective was seen on all ranks of its group, or no rank waited
+    columns:
+      straggler_rank, int32: Global rank that arrived last.
+      cause, null: Leaf cause that made the rank late; null where nothing took longer.
+      waiting_ns: Straggler wait of the other ranks, in proportion to the causes' excess.
+      share_ratio: Share of the straggler wait at all collectives.
+      exposed_waiting_ns: Exposed part of the straggler wait.
+      excess_ns: Time in the cause beyond the other ranks' mean, summed.
+      collective_count: Number of collectives with this cause as the largest excess.
+      late_collective_count: Number of collectives at which the rank arrived last.
+      late_ratio: Share of the collectives with waiting at which it arrived last.
+    """
     wait_ns = members.total(members.wait_ns)
     late = np.flatnonzero((wait_ns > 0) & _in_steps(run, members)[members.straggler])
     if not len(late):
-        return VIEW.empty()
+        return []
     wait_ns = wait_ns[late]
     exposed_ns = members.total(time_in(run.pieces, members.rank, members.row, WAIT))[late]
     spent, causes = _spent(run, members)
@@ -85,7 +308,7 @@ def stragglers(run: Attribution, members: Members) -> pa.Table:
     def whole(values: np.ndarray) -> np.ndarray:
         return np.rint(by_rank(values)[rank, cause]).astype(np.int64)
 
-    columns = {
+    return {
         "straggler_rank": ranks[rank],
         "cause": dictionary(np.where(cause < len(causes), cause, -1), causes),
         "waiting_ns": whole(parts * wait_ns[:, None]),
@@ -96,7 +319,6 @@ def stragglers(run: Attribution, members: Members) -> pa.Table:
         "late_collective_count": came_last[rank],
         "late_ratio": came_last[rank] / len(late),
     }
-    return VIEW.of(columns)
 
 
 def _in_steps(run: Attribution, found: Members) -> np.ndarray:

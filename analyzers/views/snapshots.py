@@ -1,19 +1,13 @@
-"""Allocator's history replayed: peaks and fragmentation, with frees as recorded, drawn, deferred.
-
-A tensor that another stream used (`record_stream`, as in FSDP1) is free when the device has passed
-an event: timing decides which block serves the next request. `drawn` repeats the history with the
-recorded delays of such frees in another order; `deferred` frees at fixed points of the program, as
-FSDP2 does. Both need a replay that reproduces what the snapshot recorded, within 1 %.
-"""
+"""Views of the allocator's snapshots: its history replayed, and who holds its memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.events.allocations import is_held
 from chopper.analyzers.events.allocator_replay import (
     History,
     Outcome,
@@ -21,8 +15,9 @@ from chopper.analyzers.events.allocator_replay import (
     Unreplayable,
     history_of,
 )
-from chopper.analyzers.trace.columns import ints
-from chopper.analyzers.views import View, column, optional
+from chopper.analyzers.events.held_memory import holders_of
+from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.views import Rows, view
 from chopper.wording import bytes_, device_name, percent, plural
 
 MOST_ERROR_RATIO = 0.01
@@ -30,39 +25,38 @@ MOST_ERROR_RATIO = 0.01
 DRAWS = 5
 _SEED = 0
 
-VIEW = View(
-    "allocator_replay",
-    __doc__,
-    (
-        column("rank", "Global rank that the row is about.", "int32"),
-        column("device", "Device of the memory: `device N`."),
-        column("frees", "When tensors are freed: as recorded, drawn or deferred."),
-        optional("no_replay", "Reason why there is no replay.", "text"),
-        optional("peak_reserved_bytes", "Peak of the segments' bytes; median over draws."),
-        optional("peak_reserved_range_bytes", "Largest minus smallest peak_reserved over draws."),
-        optional("peak_active_bytes", "Peak of the bytes of blocks in use; median over draws."),
-        optional("peak_active_range_bytes", "Largest minus smallest peak_active over draws."),
-        optional("fragmentation_ratio", "Share of the reserved bytes not in use at the peak."),
-        optional("median_fragmentation_ratio", "Median share of reserved bytes not in use."),
-        optional("new_segment_count", "Segments reserved in the history; largest over draws."),
-        optional(
-            "cache_release_count",
-            "Retries: unused segments released for a request; largest over draws.",
-        ),
-        optional(
-            "delayed_free_count", "Frees that completed later than requested: streams used them."
-        ),
-        optional("error_ratio", "Largest relative difference from the recorded totals."),
-        optional("same_address_ratio", "Share of requests served at the recorded address."),
-    ),
-    title="Allocator replay",
-    section="Memory",
-    needs="no snapshot of the allocator (record with memory=True, or import one with the trace)",
-)
 
+@view
+def allocator_replay(run: Attribution) -> Rows:
+    """Allocator's history replayed: peaks and fragmentation, frees as recorded, drawn, deferred.
 
-def allocator_replay(run: Attribution) -> pa.Table:
-    """ALLOCATOR_SEGMENT, ALLOCATOR_BLOCK, ALLOCATOR_EVENT -> ALLOCATOR_REPLAY."""
+    A tensor that another stream used (`record_stream`, as in FSDP1) is free when the device has
+    passed an event: timing decides which block serves the next request. `drawn` repeats the history
+    with the recorded delays of such frees in another order; `deferred` frees at fixed points of the
+    program, as FSDP2 does. Both need a replay that reproduces what the snapshot recorded, within 1
+    %.
+
+    title: Allocator replay
+    section: Memory
+    needs: no snapshot of the allocator (record with memory=True, or import one with the trace)
+    columns:
+      rank, int32: Global rank that the row is about.
+      device: Device of the memory: `device N`.
+      frees: When tensors are freed: as recorded, drawn or deferred.
+      no_replay, text, null: Reason why there is no replay.
+      peak_reserved_bytes, null: Peak of the segments' bytes; median over draws.
+      peak_reserved_range_bytes, null: Largest minus smallest peak_reserved over draws.
+      peak_active_bytes, null: Peak of the bytes of blocks in use; median over draws.
+      peak_active_range_bytes, null: Largest minus smallest peak_active over draws.
+      fragmentation_ratio, null: Share of the reserved bytes not in use at the peak.
+      median_fragmentation_ratio, null: Median share of reserved bytes not in use.
+      new_segment_count, null: Segments reserved in the history; largest over draws.
+      cache_release_count, null: Retries: unused segments released for a request; largest over
+        draws.
+      delayed_free_count, null: Frees that completed later than requested: streams used them.
+      error_ratio, null: Largest relative difference from the recorded totals.
+      same_address_ratio, null: Share of requests served at the recorded address.
+    """
     rows: list[dict[str, Any]] = []
     for rank in run.recording.ranks:
         segments, blocks, events = (
@@ -76,7 +70,7 @@ def allocator_replay(run: Attribution) -> pa.Table:
                 rows.append(about | {"frees": "as recorded", "no_replay": str(exc)})
             else:
                 rows += [about | row for row in _rows(history)]
-    return VIEW.of_rows(rows)
+    return rows
 
 
 def determinism_advice(run: Attribution) -> str | None:
@@ -161,3 +155,35 @@ def _row(frees: str, outcomes: list[Outcome]) -> dict[str, Any]:
 def _median(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
+
+
+@view
+def memory_holders(run: Attribution) -> Rows:
+    """Memory in use by the source line that allocated it, when a snapshot was taken.
+
+    A block's line is the innermost Python line, outside of installed packages, of the stack that
+    allocated it; or else its innermost line.
+
+    title: Memory by source line
+    section: Memory
+    needs: no snapshot of the allocator (record with memory=True, or import one with the trace)
+    columns:
+      rank, int32: Global rank that the row is about.
+      device: Device of the memory: `device N`.
+      held_bytes: Bytes in the line's blocks that are in use.
+      share_ratio: Share of all bytes in use on the device.
+      block_count: Number of the line's blocks that are in use.
+      largest_bytes: Size of the largest of these blocks.
+      where, text, null: Source line that allocated them; null where none was recorded.
+    """
+    rows: list[dict[str, Any]] = []
+    for rank in run.recording.ranks:
+        blocks = run.recording.table(rank, "allocator_block")
+        blocks = blocks.filter(is_held(blocks))
+        codes, stacks = strings(blocks, "frames")
+        device, size = ints(blocks, "device_id"), ints(blocks, "size_bytes", null=0)
+        for id_ in np.unique(device).tolist():
+            found = holders_of(size[device == id_], codes[device == id_], stacks)
+            rows += [{"rank": rank, "device": device_name(id_)} | row for row in found]
+    rows.sort(key=lambda r: -r["held_bytes"])
+    return rows
