@@ -71,7 +71,6 @@ MADE = {
     "table/smi.csv": ("nvidia-smi.csv", "smi.csv"),
     "table/snapshot.pickle": ("snapshot.pickle",),
     "document/config.json": ("config.json",),
-    "document/topology.json": ("cluster.json",),
 }
 """Written by tests/fuzz/bases.py → names."""
 
