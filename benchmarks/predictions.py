@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from chopper.statistics import bootstrap, trimmed_mean
+from chopper.statistics import bootstrap
 from tests.known_causes.injections.plan import ARRIVAL, MEETING
 from tests.known_causes.injections.plan import Plan as RealPlan
 from tests.known_causes.model.injections import INJECTIONS, MIXES
 from tests.known_causes.model.machine import FLAVOURS
 from tests.known_causes.model.plan import Dose
+from tests.known_causes.real import trimmed_mean
 from tests.known_causes.recordings import LINKED, record
 from tests.known_causes.results import MAGNITUDES
 from tests.known_causes.synthetic import refusals, run_model

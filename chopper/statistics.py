@@ -1,4 +1,4 @@
-"""Intervals and tests: of the steps of a run, of repeated runs, and of trimmed means.
+"""Intervals and tests: of the steps of a run, and of repeated runs.
 
 Steps are resampled within each run, independently. With few steps a plain percentile interval is
 too narrow, so deviations are stretched by sqrt(n/(n-1)) and by Student's t over the normal
@@ -50,8 +50,6 @@ _DRIFT_SPREADS = 5.0
 """A rise by so many spreads is no noise, even where successive runs are alike."""
 _MAX_TERMS = 500
 """Of a continued fraction: it takes about the square root of its larger parameter."""
-_TRIMMED = 5
-"""A trimmed mean leaves out one in so many values at each end."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +331,7 @@ def two_sided_p(t: np.ndarray, freedom: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _t_quantile(rate: float, freedom: int) -> float:
+def t_quantile(rate: float, freedom: int) -> float:
     """What Student's t exceeds at a rate below one half.
 
     Its integral for a whole number of degrees of freedom is a sum of powers of a cosine (Abramowitz
@@ -355,7 +353,7 @@ def _t_quantile(rate: float, freedom: int) -> float:
     return math.sqrt(freedom) * math.tan(high)
 
 
-_t_quantiles = np.vectorize(_t_quantile, otypes=[np.float64])
+_t_quantiles = np.vectorize(t_quantile, otypes=[np.float64])
 
 
 @functools.cache
@@ -364,7 +362,7 @@ def _t_shift(rate: float, power: float, freedom: int) -> float:
 
     Noncentral t, as a mean over the estimated spread.
     """
-    limit = _t_quantile(rate, freedom)
+    limit = t_quantile(rate, freedom)
     spread = np.linspace(0, 1 + 8 / math.sqrt(2 * freedom), 2001)[1:]
     weight = np.exp((freedom - 1) * np.log(spread) - freedom / 2 * (spread**2 - 1))
     normal = NormalDist().cdf
@@ -609,9 +607,6 @@ def power_law(
     return slope, ci95, r2
 
 
-# Any statistic, and means that a hiccup of the machine does not move
-
-
 def bootstrap(
     values: np.ndarray, statistic: Callable[..., np.ndarray], rng: np.random.Generator | None = None
 ) -> np.ndarray:
@@ -624,28 +619,3 @@ def bootstrap(
         for _ in range(-(-_RESAMPLES // size))
     ]
     return np.concatenate(parts)[:_RESAMPLES]
-
-
-def trimmed_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Mean along an axis without the fifth at either end."""
-    n = values.shape[axis]
-    cut = n // _TRIMMED
-    middle = np.take(np.sort(values, axis=axis), range(cut, n - cut), axis=axis)
-    return middle.mean(axis=axis)
-
-
-def trimmed_limit(values: np.ndarray, error_rate: float) -> float:
-    """Distance from 0 that noise alone takes a trimmed mean to so often; inf where unknown.
-
-    Student's t on as many degrees of freedom as values left, less one, with the winsorized spread
-    (Tukey and McLaughlin 1963).
-    """
-    n = len(values)
-    cut = n // _TRIMMED
-    freedom = n - 2 * cut - 1
-    if freedom < 1:
-        return math.inf
-    ordered = np.sort(values)
-    spread = np.clip(values, ordered[cut], ordered[n - cut - 1]).std(ddof=1)
-    standard_error = float(spread) / n**0.5 / (1 - 2 * cut / n)
-    return _t_quantile(error_rate / 2, freedom) * standard_error

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chopper import kernel_names, wording
+from chopper import wording
 from chopper.analyzers.trace import names
 from chopper.analyzers.work import kernels
 from chopper.analyzers.work.kernels import NameSearch
@@ -195,8 +195,8 @@ def test_attacks_take_no_time() -> None:
         f"f{'.kd' * 30_000}x",
         f"f{blanks}x",
     ):
-        kernel_names.plain(name)
-        kernel_names.base_name(name)
+        wording.plain(name)
+        wording.base_name(name)
         wording.kernel_name(name)
         names.is_communication(name)
         kernels.kernel_families([name])

@@ -13,7 +13,6 @@ from scipy.special import nctdtrinc, stdtr, stdtrit
 from chopper.statistics import (
     Prediction,
     Sample,
-    bootstrap,
     compare_means,
     compare_medians,
     discoveries,
@@ -24,8 +23,6 @@ from chopper.statistics import (
     ratio,
     t_975,
     total_intervals,
-    trimmed_limit,
-    trimmed_mean,
     two_sided_p,
     welch,
 )
@@ -188,16 +185,6 @@ def test_welch_and_benjamini_hochberg_are_those_of_worked_examples() -> None:
     assert discoveries(np.array([0.9, 0.001, 0.02, 0.2])).tolist() == [False, True, True, False]
     assert discoveries(np.array([0.04, 0.9, 0.9, 0.9])).tolist() == [False] * 4
     assert discoveries(np.zeros(0)).tolist() == []
-
-
-def test_a_trimmed_mean_leaves_out_hiccups_and_its_limit_holds() -> None:
-    assert trimmed_mean(np.array([[10.0], [11.0], [12.0], [13.0], [900.0]])).tolist() == [12.0]
-    values = np.random.default_rng(2).standard_normal((12, 2000))
-    beyond = [abs(trimmed_mean(v)) > trimmed_limit(v, 0.05) for v in values.T]
-    assert 0.035 <= np.mean(beyond) <= 0.065
-    assert trimmed_limit(np.array([3.0]), 0.05) == math.inf
-    resampled = bootstrap(values[:, 0], trimmed_mean)
-    assert resampled.std() == pytest.approx(trimmed_limit(values[:, 0], 0.05) / 2.4, rel=0.4)
 
 
 def test_one_repetition_has_no_interval() -> None:

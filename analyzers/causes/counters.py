@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints, matching, row_set, strings
 from chopper.claims import finding
-from chopper.kernel_names import base_name, plain
 from chopper.storage.manifest import Finding
+from chopper.wording import base_name, plain
 
 _MATRIX_OPERATIONS = re.compile(r"SQ_INSTS_VALU_MFMA_MOPS_(?:F16|BF16|F32|F64|F8|BF8|XF32|F6F4)$")
 _PER_MATRIX_OPERATION = 512

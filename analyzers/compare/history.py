@@ -26,8 +26,7 @@ from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.compare import same_work
 from chopper.analyzers.compare.result import Check, percent, signed
-from chopper.analyzers.compare.same_work import Work
-from chopper.analyzers.compare.steps import cut
+from chopper.analyzers.compare.same_work import Work, cut
 from chopper.analyzers.events.steps import steps_of
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.views.host import sampled

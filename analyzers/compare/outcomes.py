@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.compare.result import Outcome, Total
-from chopper.analyzers.compare.steps import Steps
+from chopper.analyzers.compare.same_work import Steps
 from chopper.analyzers.events.groups import reals
 from chopper.analyzers.events.steps import steps_of, tokens_of_steps
 from chopper.analyzers.trace.columns import ints

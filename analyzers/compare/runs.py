@@ -16,7 +16,7 @@ from chopper.analyzers.causes.step_time import FIRST
 from chopper.analyzers.compare import same_work
 from chopper.analyzers.compare.outcomes import outcomes
 from chopper.analyzers.compare.result import Change, Comparison, Item, Side, Total
-from chopper.analyzers.compare.steps import Steps, cut
+from chopper.analyzers.compare.same_work import Steps, cut
 from chopper.analyzers.events.groups import sum_by
 from chopper.analyzers.trace.columns import distinct_rows
 from chopper.causes import CAUSES, LEAVES, parent, parents

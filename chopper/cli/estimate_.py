@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from chopper.cli import LazyGroup, estimates
+from chopper.cli import LazyGroup
 from chopper.cli import _shared as shared
 
 if TYPE_CHECKING:
     from chopper.analyzers.estimates import Estimate
 
-_FIRST = ("memory", "offload", "network", "project", "limits", "cost")
-"""The order in which they are listed; others follow."""
-
-
-def _summaries() -> dict[str, str]:
-    """Return the first line of each estimate's module, read without importing it."""
-    lines = {}
-    for module in pkgutil.iter_modules(estimates.__path__):
-        (folder,) = (p for p in estimates.__path__ if (Path(p) / f"{module.name}.py").is_file())
-        with (Path(folder) / f"{module.name}.py").open(encoding="utf-8") as file:
-            lines[module.name] = file.readline().strip().strip('"')
-    known = [name for name in _FIRST if name in lines]
-    return {name: lines[name] for name in (*known, *sorted(set(lines) - set(known)))}
+_ESTIMATES = {
+    "memory": "Peak memory of a training step, per rank and category.",
+    "offload": "Optimizer, parameters or activations on the host.",
+    "network": "Collectives by size and algorithm, and flows on uplinks.",
+    "project": "A recorded run on another device.",
+    "limits": "Largest size of a run: the data-movement and latency walls.",
+    "cost": "Money and energy per token, step and run.",
+}
 
 
 class _Group(LazyGroup):
     noun = "estimate"
-
-    @property
-    def summaries(self) -> dict[str, str]:  # type: ignore[override]
-        return _summaries()
+    summaries = _ESTIMATES
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Make the command of an estimate; None when there is none of this name."""
-        summary = self.summaries.get(name)
-        return None if summary is None else _command(name, summary)
+        return _command(name, _ESTIMATES[name]) if name in _ESTIMATES else None
 
 
 def _command(name: str, summary: str) -> click.Command:
     """Return the command that an estimate's module declares."""
     from chopper.cli import _options
 
-    module = importlib.import_module(f"{estimates.__name__}.{name}")
+    module = importlib.import_module(f"chopper.cli.estimates.{name}")
 
     @click.command(name, cls=shared.Command, help=module.Options.__doc__, short_help=summary)
     @click.option("--details", is_flag=True, help="Show tables, and all assumptions.")

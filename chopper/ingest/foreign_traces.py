@@ -19,8 +19,8 @@ from chopper import wording as fmt
 from chopper.arrow import with_column
 from chopper.collectors.formats.parsed import ParsedTrace, to_numpy
 from chopper.errors import InputError
-from chopper.kernel_names import base_name
 from chopper.storage.manifest import Finding, add_finding
+from chopper.wording import base_name
 
 _MOST_PAIRS = 400_000
 _BIN_NS = 20_000

@@ -31,8 +31,8 @@ from chopper.collectors.formats.recording import (
 from chopper.collectors.formats.rocpd import api_category, copy_name
 from chopper.collectors.formats.unpack import DAMAGE, cells_of, head_of, letters_of, lines
 from chopper.errors import InputError
-from chopper.kernel_names import without_suffixes
 from chopper.storage.manifest import add_finding
+from chopper.wording import without_suffixes
 
 KERNELS, COPIES, CALLS, AGENTS = "kernels", "copies", "calls", "agents"
 _PART = re.compile(

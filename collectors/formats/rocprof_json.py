@@ -27,7 +27,7 @@ from chopper.collectors.formats.recording import (
 from chopper.collectors.formats.rocpd import api_category, copy_name
 from chopper.collectors.formats.unpack import read_bytes
 from chopper.errors import InputError
-from chopper.kernel_names import without_suffixes
+from chopper.wording import without_suffixes
 
 _KEY = b'"rocprofiler-sdk-tool"'
 _APIS = ("hip_api", "hsa_api", "rccl_api", "marker_api")

@@ -7,6 +7,7 @@ same recording: recovered is what the cause has more of in the one than in the o
 
 from __future__ import annotations
 
+import math
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from chopper.causes import CODES, LEAVES
 from chopper.experiments.judgement import BUSY_CORES
-from chopper.statistics import bootstrap, trimmed_limit, trimmed_mean
+from chopper.statistics import bootstrap, t_quantile
 from tests.known_causes.injections.plan import ARRIVAL, Plan
 from tests.known_causes.recordings import RANKS, record
 from tests.known_causes.results import MAGNITUDES, REAL, Case, judged
@@ -273,3 +274,32 @@ def _leaks(errors_ns: dict[str, np.ndarray]) -> dict[str, int]:
         if (total := _trimmed_total(error_ns))
         and abs(trimmed_mean(error_ns)) > trimmed_limit(error_ns, _FALSE_LEAKS / len(errors))
     }
+
+
+_TRIMMED = 5
+"""A trimmed mean leaves out one in so many values at each end."""
+
+
+def trimmed_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Mean along an axis without the fifth at either end."""
+    n = values.shape[axis]
+    cut = n // _TRIMMED
+    middle = np.take(np.sort(values, axis=axis), range(cut, n - cut), axis=axis)
+    return middle.mean(axis=axis)
+
+
+def trimmed_limit(values: np.ndarray, error_rate: float) -> float:
+    """Distance from 0 that noise alone takes a trimmed mean to so often; inf where unknown.
+
+    Student's t on as many degrees of freedom as values left, less one, with the winsorized spread
+    (Tukey and McLaughlin 1963).
+    """
+    n = len(values)
+    cut = n // _TRIMMED
+    freedom = n - 2 * cut - 1
+    if freedom < 1:
+        return math.inf
+    ordered = np.sort(values)
+    spread = np.clip(values, ordered[cut], ordered[n - cut - 1]).std(ddof=1)
+    standard_error = float(spread) / n**0.5 / (1 - 2 * cut / n)
+    return t_quantile(error_rate / 2, freedom) * standard_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from chopper import pipeline
 from chopper.causes import LEAVES
 from chopper.errors import CaptureError
 from chopper.recording.finish import finalize
+from chopper.statistics import bootstrap
 from chopper.storage.run import Run
 from chopper.workloads import link
 from tests.known_causes import real, recordings
@@ -31,7 +33,7 @@ from tests.known_causes.injections.plan import (
     Plan,
     Truth,
 )
-from tests.known_causes.real import Expected, Injection
+from tests.known_causes.real import Expected, Injection, trimmed_limit, trimmed_mean
 from tests.known_causes.results import Case
 from tests.waiting import PATIENCE_S, until
 
@@ -375,3 +377,13 @@ def test_a_shaped_link_is_slow_and_nothing_is_left_after_a_signal(
 
 def network_of(pid: int) -> str:
     return str(Path(f"/proc/{pid}/ns/net").readlink())
+
+
+def test_a_trimmed_mean_leaves_out_hiccups_and_its_limit_holds() -> None:
+    assert trimmed_mean(np.array([[10.0], [11.0], [12.0], [13.0], [900.0]])).tolist() == [12.0]
+    values = np.random.default_rng(2).standard_normal((12, 2000))
+    beyond = [abs(trimmed_mean(v)) > trimmed_limit(v, 0.05) for v in values.T]
+    assert 0.035 <= np.mean(beyond) <= 0.065
+    assert trimmed_limit(np.array([3.0]), 0.05) == math.inf
+    resampled = bootstrap(values[:, 0], trimmed_mean)
+    assert resampled.std() == pytest.approx(trimmed_limit(values[:, 0], 0.05) / 2.4, rel=0.4)

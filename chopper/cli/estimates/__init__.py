@@ -1,5 +1,5 @@
 """The subcommands of ``chopper estimate``: each module here is one, with three names.
 
 ``Options`` is what can be asked (its docstring is the help), ``estimate`` computes the result from
-it, and ``page`` shows the result. The first line of the module is its line in the list.
+it, and ``page`` shows the result.
 """

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chopper.analyzers.causes.counters import join_counters
-from chopper.kernel_names import base_name
 from chopper.tables import TABLES
+from chopper.wording import base_name
 
 MOPS = "SQ_INSTS_VALU_MFMA_MOPS_BF16"
 BUSY = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
