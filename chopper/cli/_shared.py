@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
 from pathlib import Path
@@ -14,7 +13,7 @@ from click.core import ParameterSource
 from chopper.addresses import is_address
 from chopper.cli.output import print_json, print_page, print_path, progress
 from chopper.errors import OutputError, UsageError, printable, say, tell
-from chopper.wording import next_command, plural
+from chopper.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from chopper.analyzers.attribution import Attribution
     from chopper.engines import Engine
     from chopper.reports.page import Page
-    from chopper.storage.manifest import RunManifest
 
     _Command = TypeVar("_Command", bound=Callable[..., Any])
     _Choice = click.Choice[str]
@@ -165,48 +163,63 @@ def completing(
     return complete
 
 
-def _workloads() -> Iterable[str]:
-    from chopper.experiments import prepare
+def _option(flag: str, help: str, **how: Any) -> Callable[[_Command], _Command]:
+    """Return an option whose value is kept for :func:`attributed`, not passed to the command."""
 
-    return prepare.workloads()
+    def remembered(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            context.meta[f"chopper.{parameter.name}"] = value
+
+    return click.option(flag, callback=remembered, expose_value=False, help=help, **how)
 
 
-workloads = completing(_workloads)
-"""Completes the names of the reference workloads."""
+_OPTIONS = {
+    "ranks": _option(
+        "--ranks",
+        "Ranks to analyze in detail: 3,17,100-107. [default: all, or of a large run those that "
+        "matter]",
+        metavar="LIST",
+    ),
+    "steps": _option(
+        "--steps",
+        "Steps to analyze, by their numbers: 10-19. [default: all that were traced]",
+        metavar="LIST",
+    ),
+    "workers": _option(
+        "--workers",
+        "Worker processes. [default: one per core, where that is faster]",
+        type=click.IntRange(min=1),
+        metavar="N",
+    ),
+    "ray": _option(
+        "--ray",
+        "Run on a Ray cluster: the one at ADDRESS, or this machine's.",
+        is_flag=False,
+        flag_value="auto",
+        metavar="[ADDRESS]",
+    ),
+    "memory": _option("--memory", "Bound the memory of each worker: 2GB.", metavar="SIZE"),
+}
+"""Options of engines that attribute a run, and of its ranks and steps to look at."""
 
-_sources = click.argument(
-    "sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths
-)
+
+def engines(*names: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds these options of engines; all without names."""
+
+    def decorated(command: _Command) -> _Command:
+        for name in reversed(names or tuple(_OPTIONS)):
+            command = _OPTIONS[name](command)
+        return command
+
+    return decorated
 
 
 def runs(command: _Command) -> _Command:
     """Add the argument ``sources``, which every command that reads one run takes, and engines."""
-    return _sources(engines(command))
-
-
-def _remembered(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Keep the value of an engine's option for :func:`attributed`."""
-    if value is not None:
-        context.meta[f"chopper.{parameter.name}"] = value
-
-
-_ranks = click.option(
-    "--ranks",
-    metavar="LIST",
-    callback=_remembered,
-    expose_value=False,
-    help="Ranks to analyze in detail: 3,17,100-107. [default: all, or of a large run those that "
-    "matter]",
-)
-
-
-_steps = click.option(
-    "--steps",
-    metavar="LIST",
-    callback=_remembered,
-    expose_value=False,
-    help="Steps to analyze, by their numbers: 10-19. [default: all that were traced]",
-)
+    sources = click.argument(
+        "sources", metavar="RUN...", nargs=-1, required=True, shell_complete=paths
+    )
+    return sources(engines()(command))
 
 
 def given(*names: str) -> str:
@@ -234,50 +247,6 @@ def check_of_experiments(*used: str) -> None:
         raise UsageError(f"{unused}: of runs alone, and found an experiment; name one of its runs")
 
 
-def engines(command: _Command) -> _Command:
-    """Add the options of engines that attribute a run, and of its ranks and steps to look at."""
-    return _ranks(_steps(workers(command)))
-
-
-_memory = click.option(
-    "--memory",
-    metavar="SIZE",
-    callback=_remembered,
-    expose_value=False,
-    help="Bound the memory of each worker: 2GB.",
-)
-
-
-def workers(command: _Command) -> _Command:
-    """Add the options of engines: who reads the ranks of a run."""
-    return unbounded_workers(_memory(command))
-
-
-def unbounded_workers(command: _Command) -> _Command:
-    """Add those options without ``--memory``, where a command has one of its own."""
-    for option in (
-        click.option(
-            "--ray",
-            is_flag=False,
-            flag_value="auto",
-            metavar="[ADDRESS]",
-            callback=_remembered,
-            expose_value=False,
-            help="Run on a Ray cluster: the one at ADDRESS, or this machine's.",
-        ),
-        click.option(
-            "--workers",
-            type=click.IntRange(min=1),
-            metavar="N",
-            callback=_remembered,
-            expose_value=False,
-            help="Worker processes. [default: one per core, where that is faster]",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
 
 
@@ -294,17 +263,6 @@ def run_output(help: str) -> Callable[[_Command], _Command]:
 def force(help: str) -> Callable[[_Command], _Command]:
     """Return a decorator that adds ``--force``."""
     return click.option("--force", is_flag=True, help=help)
-
-
-allow_different = click.option(
-    "--allow-different", is_flag=True, help="Give a verdict even if the runs do different work."
-)
-all_steps = click.option(
-    "--all-steps",
-    is_flag=True,
-    help="Include leading steps that took much longer than all later ones, and steps of other "
-    "kinds.",
-)
 
 
 def report_output(help: str, default: str = "") -> Callable[[_Command], _Command]:
@@ -558,62 +516,6 @@ def attributed(sources: Sequence[str], name: str = "") -> Attribution:
     if entry is not None:
         entry.write(attribution)
     return attribution
-
-
-def write_run(
-    make: Callable[[Path], RunManifest], output: Path | str, *, force: bool, as_json: bool
-) -> None:
-    """Write a run to a temporary name, move it into place when it is complete, print its findings.
-
-    A run for an address is made among the temporary files and copied there, its manifest last.
-
-    The run that is there may be what the new one is made of.
-
-    Raises:
-        InputError: what it is made of cannot be read.
-        OutputError: another command writes a run there, or it cannot be written; nothing of it is
-            left.
-    """
-    from chopper.storage import manifest, remote
-    from chopper.storage.caches import scratch
-
-    if isinstance(output, Path):
-        result = _placed(make, output, force=force)
-    else:
-        remote.check_upload(output, force=force)
-        with scratch("upload") as folder:
-            result = _placed(make, folder / remote.name_of(output), force=False)
-            remote.upload(folder / result.name, output, force=force)
-    if as_json:
-        click.echo(manifest.encode(result), nl=False)
-    else:
-        print_path(output)
-    for finding in [*result.findings, *(f for p in result.ranks for f in p.findings)]:
-        tell(f"{finding.severity}: {finding.message}")
-    tell(f"next: {next_command('chopper analyze {RUN}', RUN=[output])}")
-
-
-def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:
-    """Write a run beside its place and move it there when it is whole."""
-    from chopper.storage import manifest
-    from chopper.storage.destination import check_output, new_output, written_beside
-    from chopper.storage.files import write_atomic
-    from chopper.storage.layout import MANIFEST
-
-    check_output(target, force=force)
-    with written_beside(target) as fresh:
-        result = make(fresh)
-        result.name = Path(os.path.realpath(target)).name
-        write_atomic(fresh / MANIFEST, manifest.encode(result))
-        is_named = target.is_dir() and not any(target.iterdir())  # it may be the current one
-        with new_output(target, force=force, say=say) as run_dir:
-            if not is_named:
-                fresh.replace(run_dir)  # which is empty: in one step
-                return result
-            # The manifest last: without it, what is there is not a whole run.
-            for entry in sorted(fresh.iterdir(), key=lambda entry: entry.name == MANIFEST):
-                entry.replace(run_dir / entry.name)
-    return result
 
 
 def run_name(trace: Path) -> str:

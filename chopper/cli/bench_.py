@@ -17,13 +17,23 @@ from chopper.cli.output import print_json, print_page, progress
 from chopper.errors import ChopperError, say, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from chopper.experiments.declarations import Variant, Workload
     from chopper.experiments.prepare import Launch
 
 
 _INTERRUPTED = 130
+
+
+def _known() -> Iterable[str]:
+    from chopper.experiments.prepare import workloads
+
+    return workloads()
+
+
+_names = shared.completing(_known)
+"""Completes the names of the reference workloads."""
 
 
 class _Command(click.Command):
@@ -44,7 +54,7 @@ class _Command(click.Command):
 
 
 @click.command("bench", cls=_Command)
-@click.argument("workload", shell_complete=shared.workloads)
+@click.argument("workload", shell_complete=_names)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKLOAD OPTIONS]")
 @click.option(
     "--ranks", type=int, metavar="N", help="Processes.  [default: one per GPU, or 2 without GPUs]"
@@ -321,7 +331,7 @@ _WIDTH = 100
 
 
 @click.command("workloads")
-@click.argument("workload", required=False, shell_complete=shared.workloads)
+@click.argument("workload", required=False, shell_complete=_names)
 @shared.as_json
 def workloads(workload: str | None, as_json: bool) -> None:
     """List the reference workloads, or describe one with its variants and options.

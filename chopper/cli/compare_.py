@@ -27,10 +27,21 @@ if TYPE_CHECKING:
     from chopper.analyzers.compare.result import Comparison
 
 
+_allow_different = click.option(
+    "--allow-different", is_flag=True, help="Give a verdict even if the runs do different work."
+)
+_all_steps = click.option(
+    "--all-steps",
+    is_flag=True,
+    help="Include leading steps that took much longer than all later ones, and steps of other "
+    "kinds.",
+)
+
+
 @click.command("compare", cls=shared.Command)
 @click.argument("run_a", metavar="RUN_A", shell_complete=shared.paths)
 @click.argument("run_b", metavar="RUN_B", shell_complete=shared.paths)
-@shared.engines
+@shared.engines()
 @shared.device_option_of_two
 @shared.report_output("File to write instead of text")
 @shared.as_json
@@ -42,8 +53,8 @@ if TYPE_CHECKING:
     metavar="N",
     help="Kernels and operators to print.",
 )
-@shared.allow_different
-@shared.all_steps
+@_allow_different
+@_all_steps
 def command(
     run_a: str,
     run_b: str,
@@ -167,9 +178,9 @@ def show(
     is_flag=True,
     help="Judge --fail-on by the differences alone, ignoring their intervals.",
 )
-@shared.allow_different
-@shared.all_steps
-@shared.engines
+@_allow_different
+@_all_steps
+@shared.engines()
 @shared.device_option_of_two
 def gate(
     runs: tuple[str, ...],

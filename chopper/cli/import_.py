@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from chopper.cli import _shared as shared
-from chopper.cli.output import progress
+from chopper.cli.output import print_path, progress
+from chopper.errors import say, tell
+from chopper.wording import next_command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chopper.storage.manifest import RunManifest
 
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     help="Time zone of logs that name none: Europe/Berlin, +02:00, UTC, local.",
 )
 @shared.device_option
-@shared.workers
+@shared.engines("workers", "ray", "memory")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(
     traces: tuple[str, ...],
@@ -89,7 +93,7 @@ def command(
     with progress(f"importing {len(files)} trace(s)", counted), contextlib.ExitStack() as at_end:
         if finished is not None:
             at_end.callback(shutil.rmtree, finished, ignore_errors=True)
-        shared.write_run(write, target, force=force, as_json=as_json)
+        _write_run(write, target, force=force, as_json=as_json)
 
 
 @click.command("gather", no_args_is_help=True)
@@ -119,9 +123,65 @@ def gather(nodes: tuple[str, ...], output: Path | str | None, force: bool, as_js
         paths = gathering.node_runs([Path(node) for node in here(nodes, counted.append)])
     target = output or Path("runs") / f"{paths[0].resolve().name}-gathered"
     with progress(f"gathering {len(paths)} runs"):
-        shared.write_run(
+        _write_run(
             lambda folder: gathering.gather(paths, folder),
             target,
             force=force,
             as_json=as_json,
         )
+
+
+def _write_run(
+    make: Callable[[Path], RunManifest], output: Path | str, *, force: bool, as_json: bool
+) -> None:
+    """Write a run to a temporary name, move it into place when it is complete, print its findings.
+
+    A run for an address is made among the temporary files and copied there, its manifest last.
+
+    The run that is there may be what the new one is made of.
+
+    Raises:
+        InputError: what it is made of cannot be read.
+        OutputError: another command writes a run there, or it cannot be written; nothing of it is
+            left.
+    """
+    from chopper.storage import manifest, remote
+    from chopper.storage.caches import scratch
+
+    if isinstance(output, Path):
+        result = _placed(make, output, force=force)
+    else:
+        remote.check_upload(output, force=force)
+        with scratch("upload") as folder:
+            result = _placed(make, folder / remote.name_of(output), force=False)
+            remote.upload(folder / result.name, output, force=force)
+    if as_json:
+        click.echo(manifest.encode(result), nl=False)
+    else:
+        print_path(output)
+    for finding in [*result.findings, *(f for p in result.ranks for f in p.findings)]:
+        tell(f"{finding.severity}: {finding.message}")
+    tell(f"next: {next_command('chopper analyze {RUN}', RUN=[output])}")
+
+
+def _placed(make: Callable[[Path], RunManifest], target: Path, *, force: bool) -> RunManifest:
+    """Write a run beside its place and move it there when it is whole."""
+    from chopper.storage import manifest
+    from chopper.storage.destination import check_output, new_output, written_beside
+    from chopper.storage.files import write_atomic
+    from chopper.storage.layout import MANIFEST
+
+    check_output(target, force=force)
+    with written_beside(target) as fresh:
+        result = make(fresh)
+        result.name = Path(os.path.realpath(target)).name
+        write_atomic(fresh / MANIFEST, manifest.encode(result))
+        is_named = target.is_dir() and not any(target.iterdir())  # it may be the current one
+        with new_output(target, force=force, say=say) as run_dir:
+            if not is_named:
+                fresh.replace(run_dir)  # which is empty: in one step
+                return result
+            # The manifest last: without it, what is there is not a whole run.
+            for entry in sorted(fresh.iterdir(), key=lambda entry: entry.name == MANIFEST):
+                entry.replace(run_dir / entry.name)
+    return result

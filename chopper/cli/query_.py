@@ -76,7 +76,7 @@ _SLACK_BYTES = 512 << 20
 @click.option(
     "--top", type=click.IntRange(min=1), metavar="N", help=f"Rows of a table.  [default: {_ROWS}]"
 )
-@shared.unbounded_workers
+@shared.engines("workers", "ray")
 @click.option(
     "--memory",
     "memory_bytes",
