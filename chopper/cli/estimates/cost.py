@@ -299,13 +299,14 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
                 f"second are not those of {priced.label}; give --tokens-per-s of that device or "
                 "project them with --model, or omit --device and give --price of what it ran on"
             )
-    rates = [
-        row["tokens_per_s"]
+    rate_by_rank = {
+        row["rank"]: row["tokens_per_s"]
         for row in view(attribution, "utilization").to_pylist()
         # A run of one rank has no rows but those of the whole.
         if (row["rank"] is not None or len(attribution.ranks) == 1)
         and row["tokens_per_s"] is not None
-    ]
+    }
+    rates = [*rate_by_rank.values()]
     if not rates:
         raise UsageError(
             f"{source}: how many tokens it trained on is not recorded; give --tokens-per-s instead"

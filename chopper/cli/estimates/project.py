@@ -66,10 +66,6 @@ class Options(_options.Options, kw_only=True, frozen=True):
     ] = None
 
 
-_OF_A_RUN = ("from_device", "check")
-_OF_A_MODULE = ("batch_count", "sequence_count", "precision")
-
-
 def estimate(options: Options) -> Projection:
     """Return a run, or a captured module, on another device."""
     if options.clock_mhz is not None:
@@ -87,7 +83,7 @@ def _captured(module: str, options: Options, target: DevicePeaks) -> Projection:
     from chopper.cli.output import progress
     from chopper.collectors.fake_tensors import capture_operators
 
-    wrong = options.first_given(*_OF_A_RUN)
+    wrong = options.first_given("from_device", "check")
     if wrong:
         raise UsageError(f"{wrong} contradicts --module, which never ran; give a RUN")
     with progress("capturing the module"):
@@ -106,14 +102,13 @@ def _captured(module: str, options: Options, target: DevicePeaks) -> Projection:
 
 
 def _recorded(run: str, options: Options, target: DevicePeaks) -> Projection:
-    wrong = options.first_given(*_OF_A_MODULE)
+    wrong = options.first_given("batch_count", "sequence_count", "precision")
     if wrong:
         raise UsageError(f"{wrong} needs --module; a run has its own")
     attribution = attributed([run])
     _check_device_events(attribution, run)
     recorded = recorded_on(attribution, run, options.from_device)
-    checked = None
-    checked_windows_count = 1
+    checked: dict[str, Any] = {}
     if options.check is not None:
         other = attributed([options.check])
         _check_device_events(other, f"--check {options.check}")
@@ -122,41 +117,32 @@ def _recorded(run: str, options: Options, target: DevicePeaks) -> Projection:
             raise UsageError(
                 f"--check {options.check}: was recorded on {theirs.label}, not on {target.label}"
             )
-        checked = options.check, view(other, "operations"), _causes_ns(other)
-        checked_windows_count = _windows_count(other)
-    return _project(
-        attribution,
-        run,
-        here=recorded,
-        there=target,
-        clock_hz=options.clock_mhz and options.clock_mhz * 1e6,
-        checked=checked,
-        checked_windows_count=checked_windows_count,
-    )
+        operations = view(other, "operations")
+        checked["checked"] = options.check, operations, _causes_ns(other)
+        checked["checked_windows_count"] = _windows_count(other)
+    clock_hz = options.clock_mhz and options.clock_mhz * 1e6
+    return carried(attribution, run, target, here=recorded, clock_hz=clock_hz, **checked)
 
 
-def carried(attribution: Attribution, run: str, target: DevicePeaks) -> Projection:
-    """Return a run, of a device that is known, on another device."""
-    return _project(attribution, run, here=recorded_on(attribution, run), there=target)
-
-
-def _project(
+def carried(
     attribution: Attribution,
     run: str,
+    target: DevicePeaks,
     *,
-    here: DevicePeaks,
-    there: DevicePeaks,
+    here: DevicePeaks | None = None,
     clock_hz: float | None = None,
-    **asked: Any,
+    **checked: Any,
 ) -> Projection:
+    """Return a run on another device; `here` is the recorded one where the run names none."""
+    here = here or recorded_on(attribution, run)
     return project(
         run=run,
         operations=view(attribution, "operations"),
         causes_ns=_causes_ns(attribution),
         windows_count=_windows_count(attribution),
         here=Side(here, reach_of(here)),
-        there=Side(there, reach_of(there), clock_hz),
-        **asked,
+        there=Side(target, reach_of(target), clock_hz),
+        **checked,
     )
 
 

@@ -237,6 +237,7 @@ def test_a_device_is_not_priced_by_the_throughput_of_another(tmp_path: Path) -> 
     price = ["--price", "2", "--json"]
     here = json.loads(run("cost", measured, "--device", "a100-sxm-40gb", *price))
     assert here["throughput_source"].startswith("measured in")
+    assert here["throughput_source"].endswith("mean of 1 rank")
     # The power of the board, where none was measured.
     assert here["power_source"].startswith("the board's limit")
     with pytest.raises(UsageError, match=r"was measured on NVIDIA A100.*--tokens-per-s"):
