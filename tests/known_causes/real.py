@@ -285,7 +285,7 @@ def trimmed_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
     n = values.shape[axis]
     cut = n // _TRIMMED
     middle = np.take(np.sort(values, axis=axis), range(cut, n - cut), axis=axis)
-    return middle.mean(axis=axis)
+    return np.asarray(middle.mean(axis=axis))
 
 
 def trimmed_limit(values: np.ndarray, error_rate: float) -> float:
@@ -302,4 +302,4 @@ def trimmed_limit(values: np.ndarray, error_rate: float) -> float:
     ordered = np.sort(values)
     spread = np.clip(values, ordered[cut], ordered[n - cut - 1]).std(ddof=1)
     standard_error = float(spread) / n**0.5 / (1 - 2 * cut / n)
-    return t_quantile(error_rate / 2, freedom) * standard_error
+    return float(t_quantile(error_rate / 2, freedom) * standard_error)
