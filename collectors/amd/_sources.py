@@ -1,32 +1,36 @@
-"""Sources of AMD devices that the sampler process reads, one a tier."""
+"""Sources of AMD devices that the sampler process reads, one a tier.
+
+A metric is a column, its unit, and the fields of the metrics structure that hold it, of which the
+first that the device has counts; or the call of amdsmi and the member of what that returns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from ctypes import byref, c_uint32, create_string_buffer
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from chopper.collectors import amd
 from chopper.collectors.base import held
-from chopper.collectors.devices import (
-    DeviceReader,
-    DeviceSource,
-    Getter,
-    Unit,
-    columns_of,
-)
+from chopper.collectors.devices import DeviceReader, DeviceSource, Getter, Unit, columns_of
 from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
 
 _MEGA = 1_000_000
-_ENERGY_UNIT_J = 15.259e-6
+_KIB, _MIB = 1024, 1 << 20
+_HERTZ = Unit(_MEGA, least=1)
+_WATTS = Unit(1.0, least=1, most=10_000)
+"""A device that answers draws power, and no socket draws 10 kW."""
+_CELSIUS = Unit(1.0)
+_RATIO = Unit(0.01, most=100)
+"""Activity above 100 % is how some firmware says that it does not know."""
+_JOULES = Unit(15.259e-6)
 """Resolution of the energy accumulator."""
-_KIB = 1024
-_MIB = 1 << 20
+_MICROWATTS = Unit(1e-6)
 
 # Bits as NVML names the same reasons, so that one analysis reads both.
 _REASON_POWER_CAP, _REASON_THERMAL, _REASON_PROCHOT = 0x4, 0x20, 0x40
-
 # Residency accumulator → reason. Each counts the ticks of `accumulation_counter` in which it held.
 _RESIDENCIES = {
     "ppt_residency_acc": _REASON_POWER_CAP,
@@ -34,6 +38,23 @@ _RESIDENCIES = {
     "vr_thm_residency_acc": _REASON_THERMAL,
     "hbm_thm_residency_acc": _REASON_THERMAL,
     "prochot_residency_acc": _REASON_PROCHOT,
+}
+_MOST_GB_PER_S = 1024
+"""Several times the fastest PCIe: a larger rate is of a counter that jumped."""
+_NOT_AVAILABLE = "not available on this device"
+_CALL = "amdsmi_get_gpu_metrics_info"
+_CLOCK_GFX = 0
+_DIES = (("gfx", "current_gfxclks"), ("soc", "current_socclks"))
+_READ_KB, _WRITE_KB = "xgmi_read_data_acc", "xgmi_write_data_acc"
+_LINK_UP = 1
+_NO_PART = 0xFFFFFFFF
+
+# Call -> structure that it fills, and its arguments between the device and that.
+_CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "amdsmi_get_clock_info": ("amdsmi_clk_info_t", (c_uint32(_CLOCK_GFX),)),
+    "amdsmi_get_power_cap_info": ("amdsmi_power_cap_info_t", (c_uint32(0),)),
+    "amdsmi_get_gpu_vram_usage": ("amdsmi_vram_usage_t", ()),
+    "amdsmi_get_gpu_kfd_info": ("amdsmi_kfd_info_t", ()),
 }
 
 
@@ -112,12 +133,23 @@ class _Traffic:
         return round(self._total_bytes)
 
 
-_MOST_GB_PER_S = 1024
-"""Several times the fastest PCIe: a larger rate is of a counter that jumped."""
+@dataclass
+class _Reading:
+    """A device, its metrics as they were last read, and what is counted between readings."""
 
+    device: amd.AmdDevice
+    metrics: amd.Metrics
+    residency: _Residency = field(default_factory=_Residency)
+    traffic: _Traffic = field(default_factory=_Traffic)
+    links: dict[str, list[int]] = field(default_factory=dict)
+    """Direction → links that the first reading told."""
 
-_NOT_AVAILABLE = "not available on this device"
-_CALL = "amdsmi_get_gpu_metrics_info"
+    def bytes_over_links(self, name: str) -> int | None:
+        """Return the sum over links, always over the same ones, or it would seem to jump."""
+        items = self.metrics.items(name)
+        known = [i for i, value in enumerate(items) if value is not None]
+        counted = self.links.setdefault(name, known)
+        return _kib(_sum_of([items[i] for i in counted])) if counted else None
 
 
 class _Source(DeviceSource[amd.AmdDevice]):
@@ -125,31 +157,50 @@ class _Source(DeviceSource[amd.AmdDevice]):
 
     errors = amd.ERRORS
     keep_empty = True
+    fields: ClassVar[dict[str, tuple[Unit, tuple[str, ...]]]] = {}
+    """Column → its unit and the fields of the metrics structure."""
+    answers: ClassVar[dict[str, tuple[Unit, str, str]]] = {}
+    """Column → its unit, a call, and the member of the structure that this fills."""
     _later: ClassVar[frozenset[str]] = frozenset()
     """Columns that no first reading tells."""
 
     def _list(self) -> list[amd.AmdDevice]:
         self._wrapper = self._stack.enter_context(amd.session())
         self._rows: list[list[Any]] = []
-        self._metrics: list[amd.Metrics] = []
+        self._readings: list[_Reading] = []
         return amd.devices(self._wrapper)
 
     def _describe(self, reader: DeviceReader, device: amd.AmdDevice) -> None:
-        metrics = amd.Metrics(self._wrapper, device)
-        self._metrics.append(metrics)
+        reading = _Reading(device, amd.Metrics(self._wrapper, device))
+        self._readings.append(reading)
 
         def read() -> Iterable[Any]:
-            metrics.fill()
-            value_by_column = self._values(device, metrics, reader.now_ns)
-            return map(value_by_column.get, reader.columns)
+            reading.metrics.fill()
+            number = reading.metrics.number
+            values: dict[str, Any] = {
+                column: unit.convert(number(*names))
+                for column, (unit, names) in self.fields.items()
+            }
+            filled = {call: self._call(device, call) for _, call, _ in self.answers.values()}
+            for column, (unit, call, member) in self.answers.items():
+                answer = filled[call]
+                values[column] = None if answer is None else unit.convert(getattr(answer, member))
+            values |= self._values(reading, reader.now_ns)
+            return map(values.get, reader.columns)
 
         reader.add(Getter(_CALL, reader.columns, read))
 
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> dict[str, Any]:
-        """Return a row's values by column; the first reading, without a time, makes no row."""
-        raise NotImplementedError
+    def _call(self, device: amd.AmdDevice, name: str) -> Any:
+        """Return the structure that a call fills; None where the device refuses."""
+        structure, arguments = _CALLS[name]
+        answer = getattr(self._wrapper, structure)()
+        code = getattr(self._wrapper, name)(device.handle, *arguments, byref(answer))
+        return None if code else answer
+
+    def _values(self, reading: _Reading, now_ns: int | None) -> dict[str, Any]:
+        """Return further values by column; the first reading, without a time, makes no row."""
+        del reading, now_ns
+        return {}
 
     def open(self) -> None:
         """Initialize the library, find the devices, read each once."""
@@ -172,52 +223,29 @@ class ClockSource(_Source):
     name: ClassVar[str] = "amdsmi_clock"
     tables: ClassVar[tuple[str, ...]] = ("device_clock",)
     fast = True
+    fields: ClassVar[dict[str, tuple[Unit, tuple[str, ...]]]] = {
+        "sm_clock_hz": (_HERTZ, ("current_gfxclk", "average_gfxclk_frequency")),
+        "memory_clock_hz": (_HERTZ, ("current_uclk", "average_uclk_frequency")),
+        "power_w": (_WATTS, ("current_socket_power", "average_socket_power")),
+    }
     _later = frozenset({"event_reasons"})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._residency: dict[int, _Residency] = {}
-
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> dict[str, Any]:
-        residency = self._residency.setdefault(id(device), _Residency())
-        return {
-            "sm_clock_hz": _gfx_clock_hz(metrics),
-            "memory_clock_hz": _HERTZ.convert(metrics.number(*_MEMORY_CLOCKS)),
-            "power_w": _WATTS.convert(metrics.number(*_POWERS)),
-            "event_reasons": residency.reasons if residency.grew(metrics, now_ns) else None,
-        }
+    def _values(self, reading: _Reading, now_ns: int | None) -> dict[str, Any]:
+        residency = reading.residency
+        grew = residency.grew(reading.metrics, now_ns)
+        values: dict[str, Any] = {"event_reasons": residency.reasons if grew else None}
+        # The mean of the dies that report a clock, else the device's.
+        dies_mhz = [mhz for mhz in reading.metrics.items("current_gfxclks") if mhz]
+        if dies_mhz:
+            values["sm_clock_hz"] = round(sum(dies_mhz) * _MEGA / len(dies_mhz))
+        return values
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Return the call, with what its power is."""
-        basis = next(
-            (
-                _power_basis(m)
-                for (d, _), m in zip(self._devices, self._metrics, strict=True)
-                if not d.lost
-            ),
-            None,
-        )
+        live = (reading for reading in self._readings if not reading.device.lost)
+        basis = next((_power_basis(reading.metrics) for reading in live), None)
         power = "" if basis is None else f" (power: {basis})"
         return {f"{label}{power}": call for label, call in super().calls().items()}
-
-
-_GFX_CLOCKS = ("current_gfxclk", "average_gfxclk_frequency")
-_MEMORY_CLOCKS = ("current_uclk", "average_uclk_frequency")
-_POWERS = ("current_socket_power", "average_socket_power")
-_HERTZ = Unit(_MEGA, least=1)
-_WATTS = Unit(1.0, least=1, most=10_000)
-"""A device that answers draws power, and no socket draws 10 kW."""
-
-
-def _gfx_clock_hz(metrics: amd.Metrics) -> int | None:
-    """Return the mean clock of the dies that report one, else the device's."""
-    dies_mhz = [clock_mhz for clock_mhz in metrics.items("current_gfxclks") if clock_mhz]
-    if dies_mhz:
-        return round(sum(dies_mhz) * _MEGA / len(dies_mhz))
-    hertz = _HERTZ.convert(metrics.number(*_GFX_CLOCKS))
-    return None if hertz is None else int(hertz)
 
 
 class CounterSource(_Source):
@@ -228,58 +256,34 @@ class CounterSource(_Source):
 
     name: ClassVar[str] = "amdsmi_counter"
     tables: ClassVar[tuple[str, ...]] = ("device_counter",)
+    fields: ClassVar[dict[str, tuple[Unit, tuple[str, ...]]]] = {
+        "energy_j": (_JOULES, ("energy_accumulator",)),
+        "power_average_w": (_WATTS, ("average_socket_power",)),
+        "temperature_c": (_CELSIUS, ("temperature_hotspot", "temperature_edge")),
+        "memory_temperature_c": (_CELSIUS, ("temperature_mem",)),
+        "device_utilization_ratio": (_RATIO, ("average_gfx_activity",)),
+        "memory_utilization_ratio": (_RATIO, ("average_umc_activity",)),
+        "pcie_replay_count": (Unit(), ("pcie_replay_count_acc",)),
+        "pcie_recovery_count": (Unit(), ("pcie_l0_to_recov_count_acc",)),
+    }
+    answers: ClassVar[dict[str, tuple[Unit, str, str]]] = {
+        "memory_used_bytes": (Unit(_MIB), "amdsmi_get_gpu_vram_usage", "vram_used"),
+    }
     _later = frozenset({"power_throttle_ns", "thermal_throttle_ns"})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._residency: dict[int, _Residency] = {}
-        self._traffic: dict[int, _Traffic] = {}
-        self._counted_links: dict[tuple[int, str], list[int]] = {}
-        """Device and direction → links that its first reading told."""
-
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> dict[str, Any]:
-        number = metrics.number
-        residency = self._residency.setdefault(id(device), _Residency())
-        traffic = self._traffic.setdefault(id(device), _Traffic())
-        grew = residency.grew(metrics, now_ns)
-        energy = number("energy_accumulator")
-        usage = self._wrapper.amdsmi_vram_usage_t()
-        no_usage = self._wrapper.amdsmi_get_gpu_vram_usage(device.handle, byref(usage))
-        value_by_column: dict[str, Any] = {
-            "energy_j": None if energy is None else energy * _ENERGY_UNIT_J,
-            "power_average_w": _WATTS.convert(number("average_socket_power")),
-            "temperature_c": _CELSIUS.convert(number("temperature_hotspot", "temperature_edge")),
-            "memory_temperature_c": _CELSIUS.convert(number("temperature_mem")),
-            "device_utilization_ratio": _RATIO.convert(number("average_gfx_activity")),
-            "memory_utilization_ratio": _RATIO.convert(number("average_umc_activity")),
-            "memory_used_bytes": None if no_usage else int(usage.vram_used) * _MIB,
-            "link_tx_bytes": self._over_links(device, _WRITE_KB, metrics),
-            "link_rx_bytes": self._over_links(device, _READ_KB, metrics),
-            "pcie_bytes": traffic.bytes_until(metrics, now_ns),
-            "pcie_replay_count": held(number("pcie_replay_count_acc")),
-            "pcie_nak_count": _sum_of(
-                [number("pcie_nak_sent_count_acc"), number("pcie_nak_rcvd_count_acc")]
-            ),
-            "pcie_recovery_count": held(number("pcie_l0_to_recov_count_acc")),
+    def _values(self, reading: _Reading, now_ns: int | None) -> dict[str, Any]:
+        metrics, residency = reading.metrics, reading.residency
+        naks = [metrics.number(f"pcie_nak_{way}_count_acc") for way in ("sent", "rcvd")]
+        values: dict[str, Any] = {
+            "link_tx_bytes": reading.bytes_over_links(_WRITE_KB),
+            "link_rx_bytes": reading.bytes_over_links(_READ_KB),
+            "pcie_bytes": reading.traffic.bytes_until(metrics, now_ns),
+            "pcie_nak_count": _sum_of(naks),
         }
-        if grew:
-            value_by_column["power_throttle_ns"] = int(residency.totals_ns["power"])
-            value_by_column["thermal_throttle_ns"] = int(residency.totals_ns["thermal"])
-        return value_by_column
-
-    def _over_links(self, device: amd.AmdDevice, name: str, metrics: amd.Metrics) -> int | None:
-        """Return the sum over links, always over the same ones, or it would seem to jump."""
-        items = metrics.items(name)
-        known = [i for i, value in enumerate(items) if value is not None]
-        counted = self._counted_links.setdefault((id(device), name), known)
-        return _kib(_sum_of([items[i] for i in counted])) if counted else None
-
-
-_CELSIUS = Unit(1.0)
-_RATIO = Unit(0.01, most=100)
-"""Activity above 100 % is how some firmware says that it does not know."""
+        if residency.grew(metrics, now_ns):
+            values["power_throttle_ns"] = int(residency.totals_ns["power"])
+            values["thermal_throttle_ns"] = int(residency.totals_ns["thermal"])
+        return values
 
 
 def _sum_of(values: list[int | None]) -> int | None:
@@ -293,30 +297,25 @@ class LimitSource(_Source):
 
     name: ClassVar[str] = "amdsmi_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
+    fields: ClassVar[dict[str, tuple[Unit, tuple[str, ...]]]] = {
+        "pcie_lane_count": (Unit(), ("pcie_link_width",)),
+    }
+    answers: ClassVar[dict[str, tuple[Unit, str, str]]] = {
+        "sm_clock_max_hz": (_HERTZ, "amdsmi_get_clock_info", "max_clk"),
+        "power_limit_w": (_MICROWATTS, "amdsmi_get_power_cap_info", "power_cap"),
+        "power_limit_default_w": (_MICROWATTS, "amdsmi_get_power_cap_info", "default_power_cap"),
+        "power_limit_max_w": (_MICROWATTS, "amdsmi_get_power_cap_info", "max_power_cap"),
+        "memory_bytes": (Unit(_MIB), "amdsmi_get_gpu_vram_usage", "vram_total"),
+    }
 
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> dict[str, Any]:
+    def _values(self, reading: _Reading, now_ns: int | None) -> dict[str, Any]:
         del now_ns
-        wrapper, handle = self._wrapper, device.handle
-        clock = wrapper.amdsmi_clk_info_t()
-        has_clock = wrapper.amdsmi_get_clock_info(handle, c_uint32(_CLOCK_GFX), byref(clock)) == 0
-        cap = wrapper.amdsmi_power_cap_info_t()
-        has_cap = wrapper.amdsmi_get_power_cap_info(handle, c_uint32(0), byref(cap)) == 0
-        usage = wrapper.amdsmi_vram_usage_t()
-        has_memory = wrapper.amdsmi_get_gpu_vram_usage(handle, byref(usage)) == 0
-        value_by_column: dict[str, Any] = {
-            "pci_address": device.pci_address,
-            "sm_clock_max_hz": int(clock.max_clk) * _MEGA or None if has_clock else None,
-            "power_basis": _power_basis(metrics),
-            "power_limit_w": cap.power_cap * 1e-6 if has_cap else None,
-            "power_limit_default_w": cap.default_power_cap * 1e-6 if has_cap else None,
-            "power_limit_max_w": cap.max_power_cap * 1e-6 if has_cap else None,
-            "memory_bytes": int(usage.vram_total) * _MIB if has_memory else None,
-            "pcie_lane_count": metrics.number("pcie_link_width"),
-            "mig": None if device.partition is None else device.partition != "SPX",
+        partition = reading.device.partition
+        return {
+            "pci_address": reading.device.pci_address,
+            "power_basis": _power_basis(reading.metrics),
+            "mig": None if partition is None else partition != "SPX",
         }
-        return value_by_column
 
 
 def _power_basis(metrics: amd.Metrics) -> str | None:
@@ -325,9 +324,6 @@ def _power_basis(metrics: amd.Metrics) -> str | None:
         return "instant"
     averaged = metrics.number("average_socket_power") is not None
     return "average" if averaged else None
-
-
-_CLOCK_GFX = 0
 
 
 class PartSource(_Source):
@@ -384,11 +380,6 @@ def _parts(metrics: amd.Metrics) -> Iterable[tuple[Any, ...]]:
         yield "device_link", link, _kib(tx_kb), _kib(rx_kb), up
 
 
-_DIES = (("gfx", "current_gfxclks"), ("soc", "current_socclks"))
-_READ_KB, _WRITE_KB = "xgmi_read_data_acc", "xgmi_write_data_acc"
-_LINK_UP = 1
-
-
 def _kib(value: int | None) -> int | None:
     return None if value is None else held(value * _KIB)
 
@@ -398,24 +389,21 @@ class PartitionSource(_Source):
 
     name: ClassVar[str] = "amdsmi_partition"
     tables: ClassVar[tuple[str, ...]] = ("device_partition",)
+    answers: ClassVar[dict[str, tuple[Unit, str, str]]] = {
+        "partition_id": (
+            Unit(most=_NO_PART - 1),
+            "amdsmi_get_gpu_kfd_info",
+            "current_partition_id",
+        ),
+    }
 
-    def _values(
-        self, device: amd.AmdDevice, metrics: amd.Metrics, now_ns: int | None
-    ) -> dict[str, Any]:
-        del metrics, now_ns
-        wrapper, handle = self._wrapper, device.handle
+    def _values(self, reading: _Reading, now_ns: int | None) -> dict[str, Any]:
+        del now_ns
         text = create_string_buffer(16)
-        refused = wrapper.amdsmi_get_gpu_memory_partition(handle, text, c_uint32(16))
-        memory = None if refused else text.value.decode(errors="replace") or None
-        info = wrapper.amdsmi_kfd_info_t()
-        has_info = wrapper.amdsmi_get_gpu_kfd_info(handle, byref(info)) == 0
-        part = info.current_partition_id if has_info else _NO_PART
+        handle = reading.device.handle
+        refused = self._wrapper.amdsmi_get_gpu_memory_partition(handle, text, c_uint32(16))
         return {
-            "pci_address": device.pci_address,
-            "compute_partition": device.partition,
-            "memory_partition": memory,
-            "partition_id": None if part == _NO_PART else int(part),
+            "pci_address": reading.device.pci_address,
+            "compute_partition": reading.device.partition,
+            "memory_partition": None if refused else text.value.decode(errors="replace") or None,
         }
-
-
-_NO_PART = 0xFFFFFFFF

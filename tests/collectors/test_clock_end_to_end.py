@@ -335,15 +335,3 @@ def test_a_stepped_clock_of_amd_is_recovered_within_one_percent(
     assert made.found_ns.keys() == {"compute.clock.power_cap"}
     assert sum(made.found_ns.values()) == pytest.approx(made.loss_ns, rel=0.01)
     assert made.attribution.coverage["clock_ratio"] == pytest.approx(1, abs=0.02)
-
-
-@amd_player.needs_amdsmi
-def test_a_clock_of_amd_that_changes_faster_than_it_is_sampled_is_refused(
-    amd_library: tuple[Path, dict[str, list[int]]],
-    tmp_path: Path,
-) -> None:
-    times = np.cumsum(np.random.default_rng(7).integers(30, 130, 40))
-    levels = [(0.0, 2.1e9), *((float(at), (LOW, 2.1e9)[i % 2]) for i, at in enumerate(times))]
-    made = amd_record(amd_library, tmp_path, [x for x in levels if x[0] < 2500], 2500, hz=8)
-    assert made.found_ns == {}
-    assert made.loss_ns > 200 * MS

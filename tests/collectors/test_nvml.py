@@ -97,15 +97,6 @@ def test_what_power_is_stands_in_the_limits(
     assert (f"power ({expected})" in calls) == (expected is not None)
 
 
-def test_link_bytes_are_summed_over_all_links(play: Player) -> None:
-    # A bare field id means link 0 alone: the script tells the two apart. Newer devices have others.
-    script = ONE + "set 0 field:138 10\nset 0 field:138:all 180\nset 0 field:83 12500\n"
-    (row,) = read(play, script, "CounterSource", 0)
-    assert (row["link_tx_bytes"], row["energy_j"], row["link_rx_bytes"]) == (180 * 1024, 12.5, None)
-    (row,) = read(play, ONE + "set 0 field:202:all 12345\n", "CounterSource", 0)
-    assert (row["link_tx_bytes"], row["link_rx_bytes"]) == (12345, None)
-
-
 def test_all_counters_of_a_device_cost_one_call_of_fields(play: Player) -> None:
     script = ONE + "".join(f"set 0 field:{i} 1\n" for i in (83, 185, 82, 197, 198, 74, 75))
     counts = play(
@@ -143,29 +134,6 @@ def test_a_dear_field_has_a_call_of_its_own_and_devices_take_turns(play: Player)
     for device in (0, 1):
         of_one = [row["power_average_w"] for row in rows if row["device_id"] == device]
         assert [i for i, w in enumerate(of_one) if w is not None] == [device, device + 10]
-
-
-def test_a_field_is_dear_by_what_it_costs_alone(play: Player) -> None:
-    calls = play(
-        ONE + "set 0 field:82 60\nset 0 field:83 1000\nset 0 field:185 650000\n",
-        """
-        def calls(dear):
-            cost = lambda fields: 500_001 if fields.ids[0] in dear else 500_000
-            source = opened(_sources.CounterSource(cost))
-            return [name.partition(" ")[2] for name in source.calls() if "Field" in name]
-        print(json.dumps([calls(()), calls((185,)), calls((83, 185))]))
-        """,
-    )
-    rare = [f"({column}, at each 10th sample)" for column in ("energy_j", "power_average_w")]
-    assert calls == [["(24 fields)"], [rare[1], "(23 fields)"], [*rare, "(22 fields)"]]
-
-
-def test_gpm_gives_no_row_before_its_interval_has_passed(play: Player) -> None:
-    script = ONE + "set 0 gpm 1\nset 0 gpm:5 62.5\nset 0 gpm:20 2\n"
-    (row,) = read(play, script, "ActivitySource", 0, 50, 200)
-    assert row["tensor_utilization_ratio"] == 0.625
-    assert row["pcie_tx_bytes_per_s"] == 2 * 1024 * 1024
-    assert row["sm_utilization_ratio"] is None
 
 
 def test_activity_that_is_refused_or_out_of_range_is_unknown(play: Player) -> None:
@@ -211,12 +179,6 @@ def test_activity_that_is_refused_or_out_of_range_is_unknown(play: Player) -> No
     absent = found[1]
     assert absent["device_activity[device 1]"] == "the device has fallen off the bus"
     assert absent["device_activity.sm_utilization_ratio[device 0]"] == "no permission to read it"
-
-
-def test_a_device_whose_support_could_not_be_asked_says_why(play: Player) -> None:
-    script = TWO + "set 0 gpm 1\nset 1 gpm 1\nfail 1 nvmlGpmQueryDeviceSupport 999\n"
-    found = play(script, "print(json.dumps(opened(_sources.ActivitySource()).absent))")
-    assert found["device_activity.sm_utilization_ratio[device 1]"] == "unknown error of the driver"
 
 
 def test_gpm_is_refused_on_devices_without_it(play: Player) -> None:
@@ -280,32 +242,6 @@ def test_buffered_samples_have_the_drivers_own_times(play: Player) -> None:
         [0, uuid, "sm_clock_hz", 1.2e9],
         [0, uuid, "sm_clock_hz", 1.98e9],
     ]
-
-
-def test_the_cost_of_each_call_is_measured_at_the_start(play: Player) -> None:
-    costs = play(
-        TWO + "set 0 temperature 60\nset 0 gpm 1\nset 0 field:83 1\n",
-        """
-        from chopper.collectors.sampler import SystemClock, call_costs
-        found = {}
-        for kind in (_sources.ClockSource, _sources.CounterSource, _sources.ActivitySource):
-            found |= call_costs(opened(kind()), SystemClock())
-        import msgspec
-        print(json.dumps(msgspec.to_builtins(found)))
-        """,
-    )
-    assert set(costs) == {
-        "nvmlDeviceGetClockInfo (SM)",
-        "nvmlDeviceGetClockInfo (memory)",
-        "power (instant)",
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetFieldValues (24 fields)",
-        "nvmlDeviceGetTemperatureV",
-        "nvmlGpmSampleGet, nvmlGpmMetricsGet",
-    }
-    assert all(
-        0 < cost["p50_ns"] <= cost["p99_ns"] and cost["count"] >= 3 for cost in costs.values()
-    )
 
 
 def test_counters_at_the_edges_of_types_and_refused_between(play: Player) -> None:

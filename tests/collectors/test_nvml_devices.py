@@ -138,19 +138,6 @@ def test_where_cuda_sees_no_device_none_is_read_and_that_is_said(
     assert remedy.endswith("else unset CUDA_VISIBLE_DEVICES")
 
 
-def test_a_launcher_that_counts_no_ranks_is_named_and_costs_nothing(play: Player) -> None:
-    code = """
-    from pathlib import Path
-    from chopper.collectors.base import CollectorContext
-    from chopper.collectors.nvml import NvmlCollector
-    answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
-    print(json.dumps([answer.ok, answer.reason]))
-    """
-    ok, reason = play(TWO, code, LOCAL_WORLD_SIZE="two")
-    assert ok
-    assert reason.startswith("LOCAL_WORLD_SIZE='two' is not a number: ")
-
-
 def test_numbers_choose_nothing_where_cudas_order_is_not_nvmls(play: Player) -> None:
     mixed = TWO.replace(
         "bbbb0000-0000-0000-0000-000000000000 NVIDIA H100 80GB HBM3", "bbbb NVIDIA L4"
@@ -174,11 +161,6 @@ def test_doctor_shows_what_a_sample_and_each_call_costs(play: Player) -> None:
     assert "nvml_clock" in nvml["call_costs_ns"]
     assert "nvmlDeviceGetClockInfo (SM)" in nvml["driver_calls"]
     assert all(call["p50_ns"] <= call["p99_ns"] for call in nvml["driver_calls"].values())
-
-
-def test_a_partitioned_device_says_whose_clock_it_is(play: Player) -> None:
-    code = "nvml.binding().nvmlInit(); print(json.dumps(nvml.devices()[0].note))"
-    assert "those of the whole device" in play(ONE + "set 0 mig 1\n", code)
 
 
 def test_a_recorded_run_has_the_devices_tables(play: Player, tmp_path: Path) -> None:

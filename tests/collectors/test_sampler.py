@@ -229,10 +229,6 @@ def test_quantiles_are_within_their_bucket(values: list[int], ratio: float) -> N
     assert abs(found - wanted) <= wanted * 0.032
 
 
-def test_quantiles_of_nothing_are_unknown() -> None:
-    assert Quantiles().at(0.5) is None
-
-
 class Parted(FakeSource):
     """Three parts, of which one goes for good and one fails now and then."""
 

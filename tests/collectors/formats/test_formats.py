@@ -22,10 +22,8 @@ from chopper.cli import cli
 from chopper.collectors.formats import recording, rocprof_csv, steps
 from chopper.collectors.formats.kineto import _assemble, _events
 from chopper.collectors.formats.recording import torch_range
-from chopper.collectors.formats.sqlite import read as read_database
 from chopper.errors import InputError
 from chopper.storage.run import Run
-from chopper.tables import TABLES
 from tests import recordings
 from tests.kineto_writer import Trace
 from tests.recordings import KERNEL, PID, START_NS, TID, Span, small
@@ -461,17 +459,6 @@ def _answer(path: Path, data: bytes) -> str | None:
     except InputError as exc:
         return str(exc)
     return None
-
-
-def test_tables_of_readers_are_declared(tmp_path: Path) -> None:
-    for write in WRITERS.values():
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        files = write(folder)
-        if files[0].suffix in (".sqlite", ".rpd", ".db"):
-            for trace in read_database(files):
-                for name, table in trace.tables.items():
-                    TABLES[name].validate(table)
 
 
 # ---------------------------------------------------------------- beside a trace of torch's

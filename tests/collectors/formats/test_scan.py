@@ -308,13 +308,6 @@ def test_refuses_what_is_not_whole(text: bytes, why: str) -> None:
         feed(text, max(len(text), 1))
 
 
-def test_says_where() -> None:
-    text = trace(event(), event(name="5"))
-    at = text.rindex(b'5, "pid"')
-    with pytest.raises(ValueError, match=f"^byte {at}: expected a string"):
-        feed(text, 7)
-
-
 def test_invalid_utf8_in_an_argument(tmp_path: Path) -> None:
     text = trace(event(args='{"grid": "x?y"}')).replace(b"?", b"\xea")
     path = write(tmp_path, text)
@@ -417,35 +410,6 @@ def test_columns_outlive_the_scanner_and_are_not_copied() -> None:
     assert (second[1:] == np.arange(1, 5000) * 1000).all()
 
 
-def test_after_the_end_nothing_more() -> None:
-    found = scanner()
-    found.feed(b"[]")
-    found.finish()
-    for call in (found.finish, found.take, lambda: found.feed(b"")):
-        with pytest.raises(RuntimeError, match="finished"):
-            call()
-
-
-def test_wrong_use_is_an_error() -> None:
-    good = (((b"a", 0),), (((0,), ()),), ((b"kernel", 0, 1, False),), -1, b"i", 0)
-    Scanner(*good)
-    for i, wrong in (
-        (0, ((b"a", 9),)),
-        (0, tuple((b"%d" % i, 0) for i in range(65))),
-        (1, (((1,), ()),)),
-        (1, (((-1,), ()),)),
-        (2, ((b"kernel", 3, 1, False),)),
-        (2, ((b"kernel", 0, 256, False),)),
-        (2, ((b"kernel", 0, 1, False), (b"kernel", 0, 2, False))),
-        (3, 1),
-        (5, 1),
-    ):
-        with pytest.raises(ValueError):
-            Scanner(*good[:i], wrong, *good[i + 1 :])
-    with pytest.raises(TypeError):
-        Scanner(*good).feed("text")
-
-
 # ------------------------------------------------------------------ memory
 
 
@@ -463,13 +427,6 @@ def test_text_is_not_held(tmp_path: Path) -> None:
     assert peak < 4e6
 
 
-def test_an_event_as_large_as_the_file(tmp_path: Path) -> None:
-    large = event(more='"' + "x" * 5_000_000 + '"')
-    path = tmp_path / "large.json.gz"
-    path.write_bytes(gzip.compress(trace(event(), large), 9))
-    assert check(path)
-
-
 @pytest.mark.parametrize("count", [500, pytest.param(3000, marks=pytest.mark.long)])
 def test_sanitized_build_survives_damage(tmp_path: Path, count: int) -> None:
     """Out-of-bounds access, undefined behaviour and leaks, over many damaged texts."""
@@ -477,14 +434,6 @@ def test_sanitized_build_survives_damage(tmp_path: Path, count: int) -> None:
     done = run_program("tests/collectors/formats/fuzz_scan.py", "--sanitize", "--count", str(count))
     assert done.returncode == 0, done.stderr[-5000:]
     assert f"{count} texts" in done.stdout
-
-
-def test_without_the_scanner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, trace(event()))
-    expected = outcome(path)
-    monkeypatch.setattr(_native, "SCANS", False)
-    assert scan_file(path) is None
-    assert_same(outcome(path), expected)
 
 
 def test_what_cannot_be_read_twice_is_not_scanned(tmp_path: Path) -> None:
