@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import select
 import socket
 import statistics
@@ -361,7 +360,7 @@ print(found.type if found is not None else "cpu", torch.accelerator.device_count
 
 def find_device(requested: str) -> tuple[str, int]:
     """Find the kind and number of devices, in a process of its own."""
-    if requested == "cpu" or (requested == "auto" and _torch_is_for_cpus()):
+    if requested == "cpu":
         return "cpu", 0
     done = subprocess.run(
         [sys.executable, "-P", "-c", _FIND_DEVICE], capture_output=True, text=True, check=False
@@ -372,18 +371,6 @@ def find_device(requested: str) -> tuple[str, int]:
     if requested not in ("auto", kind):
         raise UsageError(f"--device {requested}: torch sees no such device, only {kind}")
     return kind, int(count)
-
-
-def _torch_is_for_cpus() -> bool:
-    """Tell whether torch was built without any accelerator, without the seconds of loading it."""
-    spec = find_spec("torch")
-    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    if sys.platform == "darwin" or version is None or not version.is_file():
-        return False
-    built_for = re.findall(
-        r"^(?:cuda|hip|xpu)\b[^=\n]*=[ \t]*([^ \t\n].*)$", version.read_text(), re.MULTILINE
-    )
-    return bool(built_for) and all(value.strip() == "None" for value in built_for)
 
 
 def _run_workers(jobs: list[Job]) -> list[Result]:

@@ -210,7 +210,7 @@ BY_DEFAULT = True
 class AmdCollector(DeviceCollector[AmdDevice]):
     """Samples every AMD device of the host, in a process of its own.
 
-    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_DIE, DEVICE_LINK, DEVICE_LIMIT, DEVICE_PARTITION.
+    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_LIMIT.
 
     Args:
         hz: most readings per second of the fast tier: clocks, power, what holds the clock down.
@@ -226,9 +226,7 @@ class AmdCollector(DeviceCollector[AmdDevice]):
     sources: ClassVar[str] = "chopper.collectors.amd._sources"
     rates_hz: ClassVar[dict[str, float]] = {
         "CounterSource": 10.0,
-        "PartSource": 10.0,
         "LimitSource": ONCE_HZ,
-        "PartitionSource": ONCE_HZ,
     }
 
     def devices(self) -> list[AmdDevice]:

@@ -7,15 +7,13 @@ first that the device has counts; or the call of amdsmi and the member of what t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from ctypes import byref, c_uint32, create_string_buffer
+from ctypes import byref, c_uint32
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from chopper.collectors import amd
 from chopper.collectors.base import held
 from chopper.collectors.devices import DeviceReader, DeviceSource, Getter, Unit, columns_of
-from chopper.collectors.sampler import Sink
-from chopper.errors import CollectorUnavailable
 
 _MEGA = 1_000_000
 _KIB, _MIB = 1024, 1 << 20
@@ -44,17 +42,13 @@ _MOST_GB_PER_S = 1024
 _NOT_AVAILABLE = "not available on this device"
 _CALL = "amdsmi_get_gpu_metrics_info"
 _CLOCK_GFX = 0
-_DIES = (("gfx", "current_gfxclks"), ("soc", "current_socclks"))
 _READ_KB, _WRITE_KB = "xgmi_read_data_acc", "xgmi_write_data_acc"
-_LINK_UP = 1
-_NO_PART = 0xFFFFFFFF
 
 # Call -> structure that it fills, and its arguments between the device and that.
 _CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "amdsmi_get_clock_info": ("amdsmi_clk_info_t", (c_uint32(_CLOCK_GFX),)),
     "amdsmi_get_power_cap_info": ("amdsmi_power_cap_info_t", (c_uint32(0),)),
     "amdsmi_get_gpu_vram_usage": ("amdsmi_vram_usage_t", ()),
-    "amdsmi_get_gpu_kfd_info": ("amdsmi_kfd_info_t", ()),
 }
 
 
@@ -326,84 +320,5 @@ def _power_basis(metrics: amd.Metrics) -> str | None:
     return "average" if averaged else None
 
 
-class PartSource(_Source):
-    """Dies and links one by one. -> DEVICE_DIE, DEVICE_LINK."""
-
-    name: ClassVar[str] = "amdsmi_parts"
-    tables: ClassVar[tuple[str, ...]] = ("device_die", "device_link")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._missing: list[str] = []
-
-    def _describe(self, reader: DeviceReader, device: amd.AmdDevice) -> None:
-        metrics = amd.Metrics(self._wrapper, device)
-
-        def read() -> list[tuple[Any, ...]]:
-            metrics.fill()
-            return list(_parts(metrics))
-
-        reader.columns = ["parts"]
-        reader.add(Getter(_CALL, "parts", read))
-
-    def open(self) -> None:
-        """Initialize the library, find the devices, read each once."""
-        super().open()
-        tables = {table for row in self._rows for (table, *_) in (row[0] if row else ())}
-        self._missing = [table for table in self.tables if table not in tables]
-        if len(self._missing) == len(self.tables):
-            self.close()
-            raise CollectorUnavailable("no device reports its dies or links separately")
-
-    @property
-    def absent(self) -> dict[str, str]:
-        """Table, or table and device → why nothing is told of it."""
-        return super().absent | dict.fromkeys(self._missing, _NOT_AVAILABLE)
-
-    def _add(self, sink: Sink, device: amd.AmdDevice, reader: DeviceReader, now_ns: int) -> None:
-        for table, *values in (reader.read(now_ns) or [()])[0]:
-            sink.add(table, device.index, device.uuid, *values)
-
-
-def _parts(metrics: amd.Metrics) -> Iterable[tuple[Any, ...]]:
-    """Yield the table and the values of each die and each link."""
-    for domain, name in _DIES:
-        for die, clock_mhz in enumerate(metrics.items(name)):
-            if clock_mhz:
-                yield "device_die", domain, die, clock_mhz * _MEGA
-    received, sent = metrics.items(_READ_KB), metrics.items(_WRITE_KB)
-    states = metrics.items("xgmi_link_status")
-    for link, (rx_kb, tx_kb) in enumerate(zip(received, sent, strict=True)):
-        if rx_kb is None and tx_kb is None:
-            continue
-        up = states[link] == _LINK_UP if states and states[link] is not None else None
-        yield "device_link", link, _kib(tx_kb), _kib(rx_kb), up
-
-
 def _kib(value: int | None) -> int | None:
     return None if value is None else held(value * _KIB)
-
-
-class PartitionSource(_Source):
-    """The partitioning of the devices. -> DEVICE_PARTITION."""
-
-    name: ClassVar[str] = "amdsmi_partition"
-    tables: ClassVar[tuple[str, ...]] = ("device_partition",)
-    answers: ClassVar[dict[str, tuple[Unit, str, str]]] = {
-        "partition_id": (
-            Unit(most=_NO_PART - 1),
-            "amdsmi_get_gpu_kfd_info",
-            "current_partition_id",
-        ),
-    }
-
-    def _values(self, reading: _Reading, now_ns: int | None) -> dict[str, Any]:
-        del now_ns
-        text = create_string_buffer(16)
-        handle = reading.device.handle
-        refused = self._wrapper.amdsmi_get_gpu_memory_partition(handle, text, c_uint32(16))
-        return {
-            "pci_address": reading.device.pci_address,
-            "compute_partition": reading.device.partition,
-            "memory_partition": None if refused else text.value.decode(errors="replace") or None,
-        }

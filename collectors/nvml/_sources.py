@@ -57,46 +57,28 @@ class Metric(NamedTuple):
     """C type of the one number that the library's function writes; it is then called directly."""
 
 
+_SM, _MEMORY = (pynvml.NVML_CLOCK_SM,), (pynvml.NVML_CLOCK_MEM,)
+_CLOCK = "nvmlDeviceGetClockInfo"
+_REASONS = "nvmlDeviceGetCurrentClocks{}Reasons"
+_UINT, _ULONGLONG = ctypes.c_uint, ctypes.c_ulonglong
 _CLOCKS = (
-    Metric(
-        "sm_clock_hz",
-        "nvmlDeviceGetClockInfo",
-        _HERTZ,
-        (pynvml.NVML_CLOCK_SM,),
-        label="nvmlDeviceGetClockInfo (SM)",
-        output=ctypes.c_uint,
-    ),
-    Metric(
-        "memory_clock_hz",
-        "nvmlDeviceGetClockInfo",
-        _HERTZ,
-        (pynvml.NVML_CLOCK_MEM,),
-        label="nvmlDeviceGetClockInfo (memory)",
-        output=ctypes.c_uint,
-    ),
+    Metric("sm_clock_hz", _CLOCK, _HERTZ, _SM, label=f"{_CLOCK} (SM)", output=_UINT),
+    Metric("memory_clock_hz", _CLOCK, _HERTZ, _MEMORY, label=f"{_CLOCK} (memory)", output=_UINT),
     Metric(
         "event_reasons",
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        older=Metric(
-            "event_reasons",
-            "nvmlDeviceGetCurrentClocksThrottleReasons",
-            output=ctypes.c_ulonglong,
-        ),
-        output=ctypes.c_ulonglong,
+        _REASONS.format("Event"),
+        older=Metric("event_reasons", _REASONS.format("Throttle"), output=_ULONGLONG),
+        output=_ULONGLONG,
     ),
 )
+_TEMPERATURE, _SENSOR = "nvmlDeviceGetTemperature", (pynvml.NVML_TEMPERATURE_GPU,)
 _COUNTERS = (
     Metric(
         "temperature_c",
-        "nvmlDeviceGetTemperatureV",
+        f"{_TEMPERATURE}V",
         _CELSIUS,
-        (pynvml.NVML_TEMPERATURE_GPU,),
-        older=Metric(
-            "temperature_c",
-            "nvmlDeviceGetTemperature",
-            _CELSIUS,
-            (pynvml.NVML_TEMPERATURE_GPU,),
-        ),
+        _SENSOR,
+        older=Metric("temperature_c", _TEMPERATURE, _CELSIUS, _SENSOR),
     ),
     Metric(
         "memory_used_bytes",
@@ -254,18 +236,11 @@ class CounterSource(_NvmlSource):
     cost more than 0.5 ms by themselves, as the average power does with some drivers: each of them
     has a call of its own, made once a second, of one device after the other. PCIe counters are the
     non-blocking fields: ``nvmlDeviceGetPcieThroughput`` would block for 20 ms.
-
-    Args:
-        cost_ns: returns the time that reading some fields of a device takes; measured by default.
     """
 
     name: ClassVar[str] = "nvml_counter"
     tables: ClassVar[tuple[str, ...]] = ("device_counter",)
     metrics = _COUNTERS
-
-    def __init__(self, cost_ns: Callable[[nvml.Fields], int] | None = None) -> None:
-        super().__init__()
-        self._cost_ns = cost_ns or _cost_ns
 
     def _describe(self, reader: DeviceReader, device: nvml.NvmlDevice) -> None:
         reader.absent |= dict.fromkeys(reader.columns, "NVML has no such counter")
@@ -289,7 +264,7 @@ class CounterSource(_NvmlSource):
         cheap: list[Field] = []
         for field in _FIELDS:
             read = _fields(device, [field])
-            if self._cost_ns(read) <= _DEAR_NS:
+            if _cost_ns(read) <= _DEAR_NS:
                 cheap.append(field)
                 continue
             label = f"nvmlDeviceGetFieldValues ({field.column}, at each {_RARELY}th sample)"
@@ -387,22 +362,15 @@ class LimitSource(_NvmlSource):
     name: ClassVar[str] = "nvml_limit"
     tables: ClassVar[tuple[str, ...]] = ("device_limit",)
     metrics = (
-        Metric("sm_clock_max_hz", "nvmlDeviceGetMaxClockInfo", _HERTZ, (pynvml.NVML_CLOCK_SM,)),
-        Metric(
-            "sm_clock_boost_hz",
-            "nvmlDeviceGetMaxCustomerBoostClock",
-            _HERTZ,
-            (pynvml.NVML_CLOCK_SM,),
-        ),
+        Metric("sm_clock_max_hz", "nvmlDeviceGetMaxClockInfo", _HERTZ, _SM),
+        Metric("sm_clock_boost_hz", "nvmlDeviceGetMaxCustomerBoostClock", _HERTZ, _SM),
         Metric(
             "sm_clock_application_hz",
             "nvmlDeviceGetClock",
             _HERTZ,
-            (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_ID_APP_CLOCK_TARGET),
+            (*_SM, pynvml.NVML_CLOCK_ID_APP_CLOCK_TARGET),
         ),
-        Metric(
-            "memory_clock_max_hz", "nvmlDeviceGetMaxClockInfo", _HERTZ, (pynvml.NVML_CLOCK_MEM,)
-        ),
+        Metric("memory_clock_max_hz", "nvmlDeviceGetMaxClockInfo", _HERTZ, _MEMORY),
         Metric("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", Unit(1e-3)),
         Metric(
             "memory_bytes",
@@ -442,9 +410,9 @@ class LimitSource(_NvmlSource):
 
 # What the driver buffers: quantity -> kind of sample, and its unit.
 _BUFFERS = {
-    "power_w": (pynvml.NVML_TOTAL_POWER_SAMPLES, Unit(1e-3, least=1, most=10_000_000)),
-    "sm_clock_hz": (pynvml.NVML_PROCESSOR_CLK_SAMPLES, Unit(1e6, least=1, most=20_000)),
-    "memory_clock_hz": (pynvml.NVML_MEMORY_CLK_SAMPLES, Unit(1e6, least=1, most=20_000)),
+    "power_w": (pynvml.NVML_TOTAL_POWER_SAMPLES, nvml.WATTS),
+    "sm_clock_hz": (pynvml.NVML_PROCESSOR_CLK_SAMPLES, _HERTZ),
+    "memory_clock_hz": (pynvml.NVML_MEMORY_CLK_SAMPLES, _HERTZ),
 }
 _STRAY_US = 86_400_000_000
 """A time further from now than a day is none."""

@@ -17,7 +17,6 @@ from chopper.storage.clock import anchor
 from chopper.storage.files import encode_json, unpack_message
 
 _NICE = 5
-_SLICE_NS = 100_000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
@@ -31,30 +30,6 @@ def _prctl(option: int, value: int | bytes) -> None:
         libc.prctl(option, value, 0, 0, 0)
     except (OSError, AttributeError):  # not Linux: pipe and parent check remain
         return
-
-
-def _ask_for_short_slices() -> None:
-    """Make the scheduler give this process little at a time, but soon.
-
-    Linux since 6.12 lets a task choose its time slice, and runs those with short ones first: at the
-    same low priority the sampler wakes earlier on a machine whose cores are all in use. Older
-    kernels ignore it.
-    """
-    import ctypes
-    import platform
-    import struct
-
-    # sched_setattr has no wrapper in older C libraries; the numbers are those of the kernel's ABI.
-    number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
-    if number is None:
-        return
-    normal_policy, no_flags, no_deadline, no_period = 0, 0, 0, 0
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = struct.pack(
-        "IIQiIQQQ", 48, normal_policy, no_flags, nice, 0, _SLICE_NS, no_deadline, no_period
-    )
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(attributes), 0)
 
 
 def _settle(clock: SystemClock) -> None:
@@ -78,7 +53,6 @@ def _settle(clock: SystemClock) -> None:
     _prctl(_PR_SET_TIMERSLACK, 1000)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-    _ask_for_short_slices()
     with contextlib.suppress(OSError, AttributeError):
         # A rank pinned to its cores passes that on; the sampler belongs wherever there is room.
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
