@@ -5,10 +5,8 @@ import html
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from chopper import pipeline
-from chopper.cli.bench_ import _show_experiment
 from chopper.errors import InputError, OutputError
 from chopper.experiments import results as ex
 from chopper.experiments.loading import load
@@ -120,13 +118,6 @@ def test_repetitions_within_a_run_count_where_it_is_the_only_one(made):
     assert found.values == (4020, 4060)
 
 
-def test_runs_without_a_trace_still_count(made):
-    found = load(made)
-    assert found.find("tokens_per_s") is not None
-    assert found.find(ex.STEP) is None
-    assert found.comparisons == {}
-
-
 @pytest.mark.parametrize("format", ["txt", "md", "json", "html"])
 def test_every_format_shows_what_was_measured(made, format):
     shown = report.render(load(made), format)
@@ -156,16 +147,6 @@ def test_what_intervals_are_of_is_said(made):
     measured = [("rate_per_s", 5.0 + k, {ex.REPETITION: k}) for k in range(2)]
     recorded(made / "a-1", measured)
     assert "Student's t over parts of a single run" in report.intervals(load(made))
-
-
-def test_only_runs_that_are_there_are_named_as_next(made, capsys):
-    plan = ex.read_plan(made)
-    plan.variants[1].runs = []  # interrupted before
-    ex.write_plan(made, plan)
-    _show_experiment(made, as_json=True)
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["workload"] == "gemm"
-    assert f"next: chopper report {made / 'a-1'} -o report.html" in shown.err
 
 
 def test_names_from_a_run_cannot_break_out_of_the_page(made):
@@ -200,12 +181,6 @@ def test_a_newer_schema_is_refused(made):
         load(made)
 
 
-def test_an_experiment_is_replaced_only_when_asked(made):
-    with pytest.raises(OutputError, match="holds a run already"):
-        check_output(made)
-    assert check_output(made, force=True)
-
-
 def test_what_others_put_into_an_experiment_is_never_removed(made):
     (made / "a-1" / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="that chopper did not write"):
@@ -216,15 +191,6 @@ def test_an_experiment_that_records_nothing_brings_the_old_one_back(made):
     with new_output(made, force=True) as place:
         assert not any(place.iterdir())
     assert ex.read_plan(made).workload == "gemm"
-
-
-def test_its_page_is_written_again_by_report(made, tmp_path):
-    from chopper.cli.report_ import command
-
-    page = tmp_path / "page.md"
-    done = CliRunner().invoke(command, [str(made), "-o", str(page)], standalone_mode=False)
-    assert done.exception is None, done.exception
-    assert "(2.00×, " in page.read_text()
 
 
 def test_where_a_run_is_wanted_an_experiment_says_which_it_holds(made):

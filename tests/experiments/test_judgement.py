@@ -15,9 +15,7 @@ from chopper.experiments import results as ex
 from chopper.experiments.declarations import Bound
 from chopper.experiments.judgement import others_while, tolerated_cores
 from chopper.experiments.loading import load
-from chopper.experiments.prepare import workloads
 from chopper.reports import experiment as report
-from chopper.statistics import ratio
 from tests.experiments.test_experiment import recorded
 
 
@@ -142,14 +140,6 @@ def test_a_workload_that_measures_other_programs_knows_better(tmp_path):
     assert "0.4 of 2 cores during tuned-1" in found.disturbances[0].message
 
 
-def test_what_other_programs_cannot_change_is_shown_on_a_busy_machine(tmp_path, capsys):
-    measures = {"ddp": {("loss", ("step", 0)): 2.0}, "zero2": {("loss", ("step", 0)): 2.0}}
-    path = experiment(tmp_path / "e", "offload", measures, other_cores=1.4)
-    document, _ = everywhere(path, capsys)
-    (losses,) = (h for h in document["headlines"] if "loss" in h["claim"])
-    assert (losses["ours"], losses["why"]) == (0.0, "")
-
-
 def test_an_update_is_no_quicker_than_memory_and_a_step_saves_no_more_than_the_update(
     tmp_path, capsys
 ):
@@ -241,20 +231,6 @@ def test_the_machine_of_an_older_experiment_is_unknown(tmp_path):
     assert not any("other programs" in fact for fact in report.facts(found))
 
 
-def test_a_headline_without_a_number_keeps_its_reason():
-    headline = ex.Headline(system="s", claim="c", why="not measured")
-    assert headline.judged(()) is headline
-
-
-def test_a_ratio_has_the_spread_of_both_sides():
-    steady = ratio([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
-    shaken = ratio([1.0, 1.0, 1.0], [2.0, 2.0, 20.0])
-    assert steady is not None
-    assert shaken is not None
-    assert steady.cv_ratio == 0
-    assert shaken.cv_ratio == pytest.approx(1.329, abs=1e-3)  # sd of ln 2, ln 2, ln 20
-
-
 def test_what_another_program_uses_is_seen_and_what_children_use_is_not(tmp_path):
     """A program that nobody has waited for burns a core; what was waited for is not others'."""
     burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"
@@ -270,18 +246,6 @@ def test_what_another_program_uses_is_seen_and_what_children_use_is_not(tmp_path
     # Not yet waited for, it counts as another program. On a busy machine, both have more.
     assert others.cores > 0.1
     assert own.cores >= 0
-
-
-def test_tolerance_grows_with_the_machine():
-    assert tolerated_cores(2) == 0.3
-    assert tolerated_cores(192) == pytest.approx(9.6)
-
-
-def test_every_bound_is_of_a_measure_that_its_workload_takes():
-    for name, workload in workloads().items():
-        for bound in workload.bounds:
-            assert bound.least is not None or bound.most is not None, name
-            assert bound.why
 
 
 def test_a_real_experiment_says_what_the_machine_did(tmp_path):

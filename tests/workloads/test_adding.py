@@ -75,13 +75,6 @@ def double(monkeypatch, tmp_path):
     preparing.workloads.cache_clear()
 
 
-def test_it_is_listed_behind_those_that_have_a_position(double):
-    names = [*preparing.workloads()]
-    assert names[0] == "fsdp1"
-    assert names[-1] == double
-    assert "double" in CliRunner().invoke(cli, ["workloads"], catch_exceptions=False).stdout
-
-
 def test_it_is_described_with_its_options_and_variants(double):
     shown = CliRunner().invoke(cli, ["bench", double, "--help"], catch_exceptions=False).stdout
     assert "--count N" in shown
@@ -116,10 +109,3 @@ def test_its_program_measures_what_its_headlines_are_drawn_from(double, monkeypa
     numbers = [("doubled_count", variant, 8.0, {}) for variant in variants]
     [headline] = measured(double, numbers).headlines
     assert (headline.claim, headline.ours) == ("shifted over added", 1.0)
-
-
-def test_every_workload_is_called_like_its_module():
-    for name, workload in preparing.workloads().items():
-        assert workload.name == name
-        own = [v.module for v in workload.variants if v.module]
-        assert workload.module == (own[0] if own else f"chopper.workloads.{name}")

@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from chopper.cli import cli
-from chopper.errors import InputError
 from chopper.reports import to_text
 from chopper.reports.experiments import Experiments
 from chopper.reports.experiments import page as page_of_two
@@ -34,18 +33,6 @@ def test_the_grid_is_the_papers_on_gpus_and_small_on_cpus(variant, device, words
     args = batch_sequence.WORKLOAD.parse(["--variant", variant, *words])
     found = batch_sequence.settled(args, device)
     assert (found.size, found.dtype, found.batch, found.sequence, found.sharding) == expected
-
-
-def test_memory_is_that_of_the_largest_variant():
-    args = batch_sequence.WORKLOAD.parse([])
-
-    def needed(*variants):
-        args.variants = variants
-        return batch_sequence.needs(args, 8, "cuda")
-
-    alone, both = needed("b1s4-fsdp2"), needed("b1s4-fsdp2", "b2s8-fsdp2")
-    assert both.memory_bytes == needed("b2s8-fsdp2").memory_bytes > alone.memory_bytes
-    assert "batch 2, sequence 8192" in both.what
 
 
 def made(slower=1.0, **options):
@@ -99,15 +86,6 @@ def test_two_experiments_are_set_side_by_side_and_their_settings_named():
         assert (rate["ratio"], rate["told"]) == (pytest.approx(0.5), True)
     text = to_text.render(page_of_two(found))
     assert "8 numbers measured in both; 8 of them differ" in " ".join(text.split())
-
-
-def test_experiments_of_two_workloads_are_not_compared():
-    other = measured("gemm", [("median_flop_per_s", "random", 1e9, {})])
-    with pytest.raises(InputError, match=r"is an experiment of batch_sequence, .* of gemm"):
-        _ = Experiments(made(), other)
-    nothing = measured("batch_sequence", [("tokens_per_s", "b4s4-fsdp1", 1.0, {})])
-    with pytest.raises(InputError, match="have no variant and measure in common"):
-        _ = Experiments(made(), nothing)
 
 
 @pytest.mark.long

@@ -45,15 +45,6 @@ def test_listing_needs_no_torch():
     assert size["default"] == "debug"
 
 
-def test_listing_for_people_names_all_workloads_and_what_they_take():
-    from chopper.cli.bench_ import workloads as command
-
-    shown = " ".join(CliRunner().invoke(command).stdout.split())
-    for name, workload in workloads().items():
-        assert f"{name} {workload.summary}. " in shown
-        assert f"about {workload.seconds} s on two cores" in shown
-
-
 @pytest.mark.parametrize("name", workloads())
 def test_each_is_described_with_variants_options_and_time(name):
     from chopper.cli import bench_
@@ -67,23 +58,6 @@ def test_each_is_described_with_variants_options_and_time(name):
     for variant in find(name).variants:
         assert f"  {variant.name} " in shown
     assert max(map(len, shown.splitlines())) <= 100
-
-
-def test_what_is_left_is_told_from_the_runs_that_ended():
-    from chopper.cli.bench_ import _left
-
-    assert _left(0, 3, spent_s=0, expected_s=60) == ", about 1 min 00 s left"
-    assert _left(1, 3, spent_s=10, expected_s=60) == ", about 20 s left"
-    assert _left(2, 3, spent_s=40, expected_s=None) == ", about 20 s left"
-    assert _left(0, 3, spent_s=0, expected_s=None) == ""
-
-
-def test_how_long_it_takes_is_said_of_the_default_size_alone():
-    launch = prepare("gemm", options=["--device", "cpu"])
-    assert launch.expected_s == find("gemm").seconds
-    half = prepare("gemm", variants="random", options=["--device", "cpu"])
-    assert half.expected_s == find("gemm").seconds / 2
-    assert prepare("gemm", options=["--device", "cpu", "--seconds", "2"]).expected_s is None
 
 
 @pytest.mark.parametrize(
@@ -151,16 +125,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
     assert "8.03 B parameters" in str(refused.value)
     assert "needs about 150 GB, 2 ranks here can have 24 GB" in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_debug_fits_where_the_readme_says_it_runs(monkeypatch):
-    monkeypatch.setattr(preparing, "usable_memory_bytes", lambda: 1_000_000_000)
-    assert prepare("fsdp1", ranks=2, options=["--device", "cpu"]).ranks == 2
-
-
-def test_more_gpus_than_there_are_cannot_be_asked_for():
-    with pytest.raises(WorkloadUnavailable, match="4096 ranks need 4096 GPUs, found"):
-        prepare("fsdp2", ranks=4096, options=["--device", "cuda"])
 
 
 def test_automatic_choices_carry_their_reason(monkeypatch):

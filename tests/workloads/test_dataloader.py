@@ -29,11 +29,10 @@ from chopper.workloads.planning import (  # noqa: E402
     batch_of,
     cost_of,
 )
-from chopper.workloads.sources import OpenSources, SourceError, without_latency  # noqa: E402
+from chopper.workloads.sources import SourceError, without_latency  # noqa: E402
 from chopper.workloads.torch_loading import (  # noqa: E402
     ConcurrentDocuments,
     Documents,
-    in_rows,
     torch_batches,
 )
 from tests.waiting import PATIENCE_S, until  # noqa: E402
@@ -154,29 +153,6 @@ def test_the_data_loader_serves_what_was_planned(kind):
     until(lambda: set(multiprocessing.active_children()) <= set(before), "the end of all workers")
 
 
-def test_a_document_of_which_something_else_came_is_not_the_one_that_was_planned():
-    items = [(0, 3), (1, 5), (4, 7)]
-    docs = [OpenSources(sources()).read(item) for item in items]
-    right = batch_of(items, docs, width=64)
-    expected = without_latency(sources()).marked(right.samples)
-    assert right.marked() == expected
-    wrong = right.tokens.copy()
-    wrong[0, 1] += 1
-    other = replace(right, tokens=wrong).marked()
-    assert other[0][:2] == expected[0][:2]
-    assert other[0] != expected[0]
-    assert other[1:] == expected[1:]
-
-
-def test_a_data_loader_makes_the_rows_that_actors_make():
-    docs = documents(40, 3, 17, 9, 30)
-    of_worker, made = in_rows(64, [((0, i), d) for i, d in enumerate(docs)]), as_rows(docs)
-    np.testing.assert_array_equal(of_worker.tokens, made.tokens)
-    assert (of_worker.documents, of_worker.samples) == (made.documents, made.samples)
-    assert [len(docs[d]) for _, d in made.samples] == [n for row in made.documents for n in row]
-    assert as_padded(docs).tokens.shape == (5, 40)
-
-
 @pytest.mark.parametrize("kind", [Documents, ConcurrentDocuments])
 def test_a_source_that_raises_in_a_worker_is_one_line(kind):
     _, _, batches = serving(kind, "raises", steps=20)
@@ -219,16 +195,6 @@ def test_measured_steps_are_whole_rounds_of_workers_after_a_warm_up(variant, exp
     for variant in ("loader", "tuned", "concurrent"):
         args = arguments("--variant", variant, "--steps", "50")
         assert loading.span_of(args).measured % loading.workers_of(variant, args) == 0
-
-
-def test_each_repetition_is_a_loader_of_its_own_that_goes_on_where_the_last_one_ended():
-    args = arguments("--variant", "loader", "--first", "7")
-    turns = loading.turns(args)
-    assert [(t.repetition, t.first, t.steps) for t in turns] == [
-        (0, 7, 32),
-        (1, 39, 32),
-        (2, 71, 32 + 48),
-    ]
 
 
 def window(*, elapsed_s=2.0, loaded=32, busy_s=0.0, own_s=0.0, wait_s=1.0, compute_s=(0.1, 0.3)):

@@ -20,7 +20,6 @@ import pytest
 from chopper.engines import ray_cluster
 from chopper.fresh_python import environment, own_python
 from chopper.workloads import disaggregated as d
-from chopper.workloads.loading_trainer import memory_bytes
 from chopper.workloads.planning import Cost, Planner
 from chopper.workloads.sources import SourceError, without_latency
 from tests.listening import listening_addresses, reachable_from_outside
@@ -302,10 +301,6 @@ def test_what_speaks_another_protocol_is_no_cluster():
         web.shutdown()
 
 
-def test_a_cluster_that_answers_is_taken(ray):
-    ray_cluster.answers(ray.get_runtime_context().gcs_address)
-
-
 def test_leftovers_of_a_run_that_was_killed_are_ended(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(ray_cluster, "PREFIX", f"chopper-ray-test{os.getpid()}-")
@@ -404,10 +399,3 @@ def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path, hostile_directory, n
     assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
     assert len(homes) == 2  # of the sources, and Ray's
     assert not any(home.exists() for home in homes)
-
-
-def test_memory_is_that_of_a_process_and_of_one_that_is_gone_none():
-    if not Path("/proc/self/smaps_rollup").exists():
-        pytest.skip("/proc/PID/smaps_rollup of Linux")
-    assert memory_bytes([os.getpid()]) > 5_000_000
-    assert memory_bytes([2**22 + 1]) == 0

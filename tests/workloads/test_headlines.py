@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -224,32 +222,6 @@ def test_losses_agree_only_where_each_step_has_one():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "said"),
-    [("float32", "tolerance 0.001: exceeded"), ("bfloat16", "tolerance 0.05: kept")],
-)
-def test_losses_of_compiled_models_are_held_against_the_tolerance_of_their_type(dtype, said):
-    losses = [("loss", "eager", 2.0, {"step": 0}), ("loss", "compiled", 2.02, {"step": 0})]
-    *_, loss = measured("compile", losses, ranks=1, dtype=dtype, size="debug").headlines
-    assert loss.configuration.endswith(said)
-
-
-def test_each_run_compiles_anew(monkeypatch):
-    from chopper.workloads import compile as compiling
-    from chopper.workloads import training
-
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    used: list[str] = []
-    monkeypatch.setattr(sys, "argv", ["compile"])
-    for name in names:
-        monkeypatch.setenv(name, "kept")
-    monkeypatch.setattr(training, "run", lambda *_: used.extend(os.environ[name] for name in names))
-    compiling.main()
-    compiling.main()
-    assert len({*used, "kept"}) == 5
-    assert not any(Path(folder).parent.exists() for folder in used)
-
-
-@pytest.mark.parametrize(
     ("ranks", "linked", "said"),
     [
         (2, True, "2 ranks on cpu, each end of their link sends at most 125 MB/s"),
@@ -313,20 +285,6 @@ def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
     }
 
 
-def test_what_asking_actors_costs_is_between_the_same_batches():
-    numbers: list[tuple[str, str, float, dict[str, Any]]] = [("samples_per_s", "balanced", 1.0, {})]
-    # One batch takes ten times as long as the others, whoever reads it.
-    for alone_ns, extra in ((1e7, 1.2), (1e8, 1.3), (1e7, 1.25)):
-        for reader, batch_ns in (("this process", alone_ns), ("actors", alone_ns * extra)):
-            labels = {"reader": reader, "latency_ms": 10}
-            numbers.append(("batch_latency_ns", "balanced", batch_ns, labels))
-    asked = {"workers": 8, "tuned": 24, "sources": 5, "state": 12, "latency": 150, "sweep": "none"}
-    *_, cost = measured("dataloader", numbers, **asked, tokens=40, longest=256).headlines
-    assert cost.ours == pytest.approx((1.2 * 1.3 * 1.25) ** (1 / 3))
-    assert cost.ci95 is not None
-    assert 1.1 < cost.ci95[0] < 1.2 < 1.3 < cost.ci95[1] < 1.4
-
-
 def rates_of_collectives():
     """Two repetitions of each, at two sizes, by α = 100 µs and the link's 1 GB/s each way."""
     times_ns = {"all_reduce": 2.2e6, "all_gather": 1e6, "reduce_scatter": 3e6, "send_receive": 1e6}
@@ -360,13 +318,6 @@ def test_collectives_are_held_against_the_link_and_against_their_laws():
     assert (link.stated, parts.stated, alpha.stated, fit.stated) == (1.0, 1.0, None, None)
 
 
-def test_without_send_and_receive_the_link_is_not_known_and_the_rest_is():
-    numbers = [n for n in rates_of_collectives() if n[3]["collective"] != "send_receive"]
-    _, link, parts, _ = measured("collectives", numbers).headlines
-    assert (link.ours, link.why) == (None, "send and receive were not measured")
-    assert parts.ours == pytest.approx(2.2 / (1 + 3))
-
-
 def test_memory_is_that_of_the_largest_array_and_its_peak_stays_unknown():
     numbers = []
     for size, scale in ((1 << 20, 10), (1 << 28, 1)):
@@ -383,19 +334,3 @@ def test_memory_is_that_of_the_largest_array_and_its_peak_stays_unknown():
     assert zeros.configuration.endswith("no clock was sampled, no power was sampled")
     random = [n for n in numbers if n[1] == "random"]
     assert len(measured("membw", random, ranks=1).headlines) == 3
-
-
-def test_memory_is_held_against_the_datasheet_of_a_device_that_is_known(monkeypatch):
-    from types import SimpleNamespace
-
-    labels = {"array_bytes": 1 << 28, "kernel": "triad"}
-    made = measured("membw", [("bandwidth_bytes_per_s", "random", 3.015e12, labels)], ranks=1)
-    device = SimpleNamespace(
-        name="NVIDIA H100 80GB HBM3", multiprocessor_count=132, memory_bytes=85 * 10**9
-    )
-    part = SimpleNamespace(devices=[device], environment={})
-    run = SimpleNamespace(recording=SimpleNamespace(manifest=SimpleNamespace(ranks=[part])))
-    monkeypatch.setitem(made.attributions, "random", [run])
-    (triad,) = made.headlines
-    assert triad.stated == pytest.approx(3350, rel=0.01)
-    assert triad.ratio == pytest.approx(0.9, rel=0.01)

@@ -5,7 +5,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from chopper.models.architectures import Architecture  # noqa: E402
-from chopper.workloads import training  # noqa: E402
 from chopper.workloads.llama import (  # noqa: E402
     SIZES,
     Attention,
@@ -42,20 +41,6 @@ def test_counts_the_parameters_of_the_model_that_is_built(size):
     with torch.device("meta"):
         model = Llama(SIZES[size])
     assert sum(p.numel() for p in model.parameters()) == SIZES[size].parameters_count
-
-
-def test_8b_is_the_published_llama_3_8b():
-    assert SIZES["8b"].parameters_count == 8_030_261_248
-
-
-def test_every_size_can_be_asked_for():
-    (size,) = (option for option in training.OPTIONS if option.name == "size")
-    assert size.choices == tuple(SIZES)
-
-
-def test_layers_are_named_by_number():
-    names = dict(Llama(TINY).named_modules())
-    assert {"layers.0", "layers.1", "layers.0.attention", "layers.1.ffn"} <= names.keys()
 
 
 def test_logits_do_not_depend_on_later_tokens():
@@ -123,17 +108,6 @@ def loader(rank=0, workers=0, **changes):
     return token_loader(**{**arguments, **changes})
 
 
-def test_batches_have_the_declared_shape_and_follow_each_other():
-    batches = list(loader())
-    assert len(batches) == 3
-    for tokens, labels in batches:
-        assert tokens.shape == labels.shape == (4, 31)
-        assert tokens.dtype == torch.int64
-        assert torch.equal(tokens[:, 1:], labels[:, :-1])
-        assert tokens.min() >= 0
-        assert tokens.max() < 50
-
-
 @pytest.mark.slow
 def test_worker_processes_serve_the_same_tokens():
     for alone, worked in zip(loader(), loader(workers=2), strict=True):
@@ -151,9 +125,3 @@ def test_half_of_the_tokens_can_be_predicted_and_frequent_ones_dominate():
     assert torch.equal(torch.from_numpy(data.successor)[text[:, 0:98:2]], text[:, 1:99:2])
     # Zipf over 1000 ids: the ten most frequent are 39 % of what is drawn.
     assert (text[:, ::2] < 10).float().mean().item() == pytest.approx(0.39, abs=0.02)
-
-
-def test_an_index_outside_is_refused():
-    data = SyntheticTokens(length=2, sequence=8, vocabulary=50, seed=0)
-    with pytest.raises(IndexError, match="sequence 2 of 2"):
-        data[2]

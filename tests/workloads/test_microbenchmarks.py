@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from chopper.errors import UsageError  # noqa: E402
 from chopper.experiments.prepare import WorkloadUnavailable, prepare  # noqa: E402
 from chopper.hardware import measure  # noqa: E402
-from chopper.hardware.measure import Bench, Collectives, bus_factors, product, stream  # noqa: E402
+from chopper.hardware.measure import Bench, bus_factors, product, stream  # noqa: E402
 from chopper.workloads import collectives  # noqa: E402
 from chopper.workloads.collectives import fit  # noqa: E402
 
@@ -40,11 +40,6 @@ def test_impossible_sizes_are_refused_in_one_line(name, words, message):
     assert "\n" not in str(refused.value)
 
 
-def test_one_rank_has_no_collective():
-    with pytest.raises(UsageError, match="--ranks 1: one rank has no peer to exchange with"):
-        prepare("collectives", ranks=1, options=["--device", "cpu"])
-
-
 def test_a_data_type_that_the_gpu_lacks_is_refused_where_it_is_named(monkeypatch):
     import argparse
 
@@ -60,23 +55,6 @@ def test_a_data_type_that_the_gpu_lacks_is_refused_where_it_is_named(monkeypatch
         "float16",
         "float64",
     ]
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "side", "count"),
-    [
-        # 100 TFLOP of 16-bit numbers, 5 of wider ones, of 1.1 TFLOP each; a small one 200 times.
-        ("cuda", "bfloat16", 8192, 90),
-        ("cuda", "float64", 8192, 4),
-        ("cuda", "float16", 1024, 200),
-        ("cuda", "float32", 32768, 1),
-        ("cpu", "float32", 512, 1),
-    ],
-)
-def test_both_variants_of_gemm_repeat_a_product_as_often(device, dtype, side, count):
-    from chopper.workloads.gemm import calls_per_step
-
-    assert calls_per_step(device, dtype, 2 * side**3) == count
 
 
 def test_bus_factors_are_those_of_nccl_tests():
@@ -247,18 +225,6 @@ def test_the_table_holds_what_a_call_takes_and_its_bandwidths(monkeypatch):
             assert rate == pytest.approx(size / time_s * factor)
     assert found["latency_ns", "all_reduce"] == pytest.approx(2e4)
     assert found["fitted_bus_bandwidth_bytes_per_s", "all_reduce"] == pytest.approx(3e9 * 1.5)
-
-
-def test_each_rank_sends_to_the_next_and_receives_from_the_one_before(monkeypatch):
-    ranks = Ranks(monkeypatch)
-    Collectives(1 << 10, 4, torch.device("cpu")).call("send_receive", 256)()
-    assert ranks.begun == [("receive", 64, 3), ("send", 64, 1)]
-
-
-def test_the_fit_finds_latency_and_bandwidth():
-    sizes = [1 << i for i in range(10, 25, 2)]
-    latency_s, bytes_per_s = fit([(s, 2e-5 + s / 3e9) for s in sizes])
-    assert (latency_s, bytes_per_s) == pytest.approx((2e-5, 3e9))
 
 
 @pytest.mark.parametrize(

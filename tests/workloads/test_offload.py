@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import subprocess
 import sys
@@ -20,16 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from chopper.analyzers.estimates.memory import memory  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
-from chopper.experiments import prepare as preparing  # noqa: E402
 from chopper.experiments import results as ex  # noqa: E402
 from chopper.experiments.loading import load  # noqa: E402
 from chopper.experiments.prepare import (  # noqa: E402
     WorkloadUnavailable,
-    find,
     prepare,
 )
 from chopper.workloads import placement as formulas  # noqa: E402
-from chopper.workloads import training  # noqa: E402
 from chopper.workloads.offload_memory import Saver, live  # noqa: E402
 from chopper.workloads.placement import PLACEMENTS  # noqa: E402
 from tests.experiments.test_experiment import recorded  # noqa: E402
@@ -51,24 +47,6 @@ def test_without_deepspeed_it_says_what_to_install_and_runs_the_rest(no_deepspee
     assert [v.name for v in launch.variants] == ["ddp", "checkpoint", "activation-offload"]
     left_out = "zero2-offload, zero3-param-offload"
     assert any(left_out in n and "pip install deepspeed" in n for n in launch.notes)
-
-
-def test_every_variant_has_its_place_and_its_option():
-    names = [v.name for v in find("offload").variants]
-    assert names == [*PLACEMENTS]
-    assert [v.name for v in prepare("offload", variants="all").variants] == [
-        n for n in names if n not in ("activation-offload-overlap", "unified")
-    ] or torch.cuda.is_available()
-
-
-def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr(preparing, "usable_memory_bytes", lambda: 24_000_000_000)
-    words = ["--size", "8b", "--device", "cpu", "--sequence", "1024"]
-    with pytest.raises(WorkloadUnavailable) as refused:
-        prepare("offload", ranks=2, variants="ddp", options=words)
-    # 16 bytes for each of 8.03 billion weights and 32 GB of activations, twice.
-    assert "ddp with --size 8b (8.03 B parameters" in str(refused.value)
-    assert "needs about 321 GB, 2 ranks here can have 24 GB" in str(refused.value)
 
 
 def test_a_budget_of_the_device_leaves_out_what_needs_more():
@@ -259,16 +237,6 @@ def made(tmp_path):
     return load(path)
 
 
-def test_measured_and_predicted_bytes_are_tables_by_category_and_place(made):
-    from chopper.reports import experiment as report
-
-    tables = {table.title: table for table in report.tables(made)}
-    rows = {tuple(row[:2]): row[2:] for row in tables["Measured"].rows}
-    assert rows["optimizer", "host"][0] == "–"
-    assert rows["optimizer", "host"][1] == "2.86 MiB"
-    assert [str(c) for c in tables["Predicted"].columns][2:] == ["ddp", "zero2-offload"]
-
-
 def test_a_busy_machine_withholds_the_slowdown_and_the_bound(made):
     import msgspec
 
@@ -281,31 +249,6 @@ def test_a_busy_machine_withholds_the_slowdown_and_the_bound(made):
     for experiment, expected in ((made, [1.0, 1.5]), (busy, [None, None])):
         ours = {h.claim: h.ours for h in experiment.headlines}
         assert [ours[claim] for claim in claims] == expected
-
-
-def test_the_largest_difference_of_losses_is_told(made):
-    found = training.worst_loss_ratio(made, made.variants)
-    assert found is not None
-    variant, ratio = found
-    assert variant == "zero2-offload"
-    assert ratio == pytest.approx(0.0005)
-    assert "kept" in made.headlines[0].configuration
-
-
-def test_a_variant_whose_loss_is_no_number_does_not_agree(made):
-    # As `measure` keeps it: not at all.
-    rows = tuple(
-        row
-        for row in made.rows
-        if (row.measure, row.variant, row.labels) != ("loss", "zero2-offload", (("step", 1),))
-    )
-    assert len(rows) == len(made.rows) - 1
-    diverged = replace(made, rows=rows)
-    assert training.worst_loss_ratio(diverged, made.variants) == ("zero2-offload", math.inf)
-    first = diverged.headlines[0]
-    assert first.ours is None
-    assert first.why.startswith("zero2-offload has no loss at some steps")
-    assert "kept" not in first.configuration
 
 
 OF_TORCH = ("streamed", "ddp", "fsdp2-offload")

@@ -79,19 +79,6 @@ def test_on_gpus_each_number_of_ranks_has_its_variants(monkeypatch, ranks, reach
     assert asked == ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
 
 
-def test_on_one_gpu_rows_divide_into_shards_and_the_kernel_needs_triton(monkeypatch):
-    from chopper.workloads import overlap
-
-    args = overlap.WORKLOAD.parse(["--m", "1000"])
-    with pytest.raises(UsageError, match="do not divide into 4 shards of 8 chunks"):
-        overlap.needs(args, 1, "cuda")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    args.m = 1024
-    for ranks, device in ((1, "cuda"), (2, "cpu")):
-        absent = overlap.needs(args, ranks, device).absent
-        assert all(absent[kernel].endswith("pip install triton") for kernel in KERNELS)
-
-
 def test_one_wrong_result_of_several_ends_the_workload():
     from chopper.workloads.exchange import require_exact
 

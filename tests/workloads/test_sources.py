@@ -59,14 +59,6 @@ def test_made_sources_are_skewed_around_what_was_asked_for():
     assert np.mean(held) == pytest.approx(40_000, rel=0.15)
 
 
-def test_added_latency_differs_by_document_and_has_the_mean_of_its_source():
-    spec = sources()[0]
-    found = np.array([spec.latency_of(i) for i in range(1000)])
-    assert found.mean() == pytest.approx(spec.latency_s, rel=0.05)
-    assert found.max() > 2 * found.mean()
-    assert spec.latency_of(17) == spec.latency_of(17)
-
-
 def test_a_document_has_as_many_tokens_as_its_metadata_says():
     for spec in (*sources(), *sources(modality="text")):
         opened, lengths = Source(spec), lengths_of(spec)
@@ -99,12 +91,6 @@ def test_documents_come_in_the_order_asked_for_also_when_read_at_once():
     with ThreadPoolExecutor(5) as pool:
         at_once = [ids.tolist() for ids in OpenSources(sources()).read_all(items, pool)]
     assert at_once == one_by_one
-
-
-def test_a_source_whose_storage_fails_is_named():
-    items = [(0, 1), (1, 7), (2, 2)]
-    with pytest.raises(SourceError, match="source code-01, sample 7: FileNotFoundError"):
-        OpenSources(sources("raises")).read_all(items, ThreadPoolExecutor(4))
 
 
 def test_a_source_whose_storage_hangs_is_given_up(tmp_path):

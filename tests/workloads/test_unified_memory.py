@@ -68,19 +68,6 @@ def test_memory_comes_from_the_runtime_and_goes_back(built):
     assert (memory.live_bytes, runtime.held_count()) == (0, 0)
 
 
-def test_the_runtime_is_the_one_that_torch_has_loaded():
-    maps = (
-        "7f00-7f01 r-xp 00000000 08:01 1   /site/torch/lib/libtorch_cuda.so\n"
-        "7f02-7f03 r-xp 00000000 08:01 2   /site/nvidia/cuda_runtime/lib/libcudart.so.12\n"
-        "7f04-7f05 rw-p 00000000 00:00 0 \n"
-    )
-    assert (
-        unified_memory.loaded_runtime(maps, "cuda")
-        == "/site/nvidia/cuda_runtime/lib/libcudart.so.12"
-    )
-    assert unified_memory.loaded_runtime(maps, "hip") is None
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_on_a_cpu_it_is_refused_in_one_line():
     with pytest.raises(WorkloadUnavailable) as refused:
