@@ -26,7 +26,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -351,49 +350,6 @@ def totals(
     return tuple(sum(values) for values in zip(*values_by_row, strict=True))
 
 
-def total(
-    experiment: Experiment,
-    measure: str,
-    variant: str,
-    categories: Iterable[str],
-    location: str = "",
-) -> float | None:
-    """Their mean over the repetitions; None where nothing was measured."""
-    sums = totals(experiment, measure, variant, categories, location)
-    return fmean(sums) if sums else None
-
-
-def slowdown(experiment: Experiment, variant: str) -> Headline | None:
-    """A variant's step over that of the baseline; None where one of them is missing."""
-    base = experiment.plan.baseline
-    slower = experiment.ratio("median_step_ns", variant, base) if base else None
-    if slower is None or variant == base:
-        return None
-    update_ns, step_ns = (experiment.value(m, base) for m in ("update_ns", "median_step_ns"))
-    return Headline.of(
-        slower,
-        system="ZeRO, offload",
-        claim=f"{variant}: step over that of {base}",
-        least=1 - update_ns / step_ns if update_ns and step_ns else None,
-        bound=f"no placement saves more than all of {base}'s update",
-    )
-
-
-def over_bound(experiment: Experiment, variant: str) -> Headline | None:
-    """The optimizer's step over its DRAM bound; None where it was not measured."""
-    bound = experiment.find("update_over_bound_ratio", variant)
-    why = experiment.why("update_over_bound_ratio", variant)
-    if bound is None and not why:
-        return None
-    return Headline.of(
-        None if bound is None else bound.estimate,
-        why=why,
-        system="ZeRO, offload",
-        claim=f"{variant}: the optimizer's step on the host over its DRAM bound",
-        configuration="bytes of each update over triad's bandwidth",
-    )
-
-
 def headlines(experiment: Experiment) -> Iterator[Headline]:
     """Losses alike, states as ZeRO's formulas say, the host's update, the largest model."""
     variants = [v for v in experiment.variants if v in PLACEMENTS]
@@ -441,26 +397,43 @@ def _device_memory(experiment: Experiment, variants: list[str], where: str) -> I
         less = ratio(device_bytes[variant], device_bytes.get(base or "", ()))
         if less is None or variant == base:
             continue
-        on_host = total(experiment, "measured_bytes", variant, CATEGORIES, "host") or 0
+        on_host = totals(experiment, "measured_bytes", variant, CATEGORIES, "host") or (0.0,)
+        device_mb, host_mb = (fmean(of) / 1e6 for of in (device_bytes[variant], on_host))
         yield Headline.of(
             less,
             system="ZeRO, offload",
             claim=f"{variant}: memory on the device, of {base}'s",
             timed=False,
-            configuration=f"{fmean(device_bytes[variant]) / 1e6:.1f} MB and {on_host / 1e6:.1f} on "
-            f"the host, between backward and update; {where}",
+            configuration=f"{device_mb:.1f} MB and {host_mb:.1f} on the host, between backward "
+            f"and update; {where}",
         )
 
 
 def _times(experiment: Experiment, variants: list[str], where: str) -> Iterator[Headline]:
+    """Hold each step against the baseline's, and updates on the host against their DRAM bound."""
+    base = experiment.plan.baseline or ""
+    update_ns, step_ns = (experiment.value(m, base) for m in ("update_ns", "median_step_ns"))
     for variant in variants:
-        slower = slowdown(experiment, variant)
-        if slower is not None:
-            yield replace(slower, configuration=where)
-        bound = over_bound(experiment, variant)
-        if bound is not None and "optimizer" in PLACEMENTS[variant].on_host:
-            configuration = f"{bound.configuration}; {where}"
-            yield replace(bound, configuration=configuration)
+        slower = experiment.ratio("median_step_ns", variant, base)
+        if slower is not None and variant != base:
+            yield Headline.of(
+                slower,
+                system="ZeRO, offload",
+                claim=f"{variant}: step over that of {base}",
+                least=1 - update_ns / step_ns if update_ns and step_ns else None,
+                bound=f"no placement saves more than all of {base}'s update",
+                configuration=where,
+            )
+        bound = experiment.find("update_over_bound_ratio", variant)
+        why = experiment.why("update_over_bound_ratio", variant)
+        if "optimizer" in PLACEMENTS[variant].on_host and (bound is not None or why):
+            yield Headline.of(
+                None if bound is None else bound.estimate,
+                why=why,
+                system="ZeRO, offload",
+                claim=f"{variant}: the optimizer's step on the host over its DRAM bound",
+                configuration=f"bytes of each update over triad's bandwidth; {where}",
+            )
 
 
 def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Headline]:
