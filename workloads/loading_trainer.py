@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 import chopper
 from chopper.errors import ChopperError
-from chopper.experiments.judgement import busy_core_s
 from chopper.workloads import disaggregated as actors
 from chopper.workloads.loading import (
     LONGER,
@@ -242,7 +241,11 @@ class Window:
         for process in (here, *here.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 own_s += sum(process.cpu_times()[:2])
-        return cls(time.perf_counter(), own_s, busy_core_s(), loaded)
+        times = psutil.cpu_times()
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        # What guests take is counted as the user's, too.
+        guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return cls(time.perf_counter(), own_s, sum(times) - idle_s - guest_s, loaded)
 
     def end(self, now: Window) -> None:
         """Turn what the clocks said at the beginning into what passed."""

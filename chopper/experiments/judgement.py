@@ -123,17 +123,6 @@ def machine_cores() -> int:
     return os.cpu_count() or 1
 
 
-def busy_core_s() -> float:
-    """Return the time that all cores of the machine have been busy, in s."""
-    import psutil
-
-    machine = psutil.cpu_times()
-    idle_s = machine.idle + getattr(machine, "iowait", 0.0)
-    # Linux counts a guest's time as user time, too.
-    guests_s = getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
-    return float(sum(machine) - idle_s - guests_s)
-
-
 @contextlib.contextmanager
 def others_while() -> Iterator[OtherPrograms]:
     """Measure the cores that other programs use while the block runs.
@@ -144,7 +133,14 @@ def others_while() -> Iterator[OtherPrograms]:
     import psutil
 
     def used() -> tuple[float, float]:
-        return busy_core_s(), sum(psutil.Process().cpu_times()[:4])
+        machine, process = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle_s = machine.idle + getattr(machine, "iowait", 0.0)
+        # Linux counts a guest's time as user time, too.
+        guests_s = getattr(machine, "guest", 0.0) + getattr(machine, "guest_nice", 0.0)
+        return (
+            sum(machine) - idle_s - guests_s,
+            process.user + process.system + process.children_user + process.children_system,
+        )
 
     usage = OtherPrograms()
     began, (machine_before_s, own_before_s) = time.monotonic(), used()
