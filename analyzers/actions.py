@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.causes.idle import Waiting, waiting_calls
 from chopper.analyzers.detectors import Sighting, declared, detector, function_of
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import Events, events_of
 from chopper.analyzers.events.places import Where, largest
 from chopper.analyzers.events.steps import spans_in_steps
-from chopper.analyzers.events.waiting import Waiting, waiting_calls
 from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.changes import Applied
 from chopper.analyzers.replay.program import SYNC_END

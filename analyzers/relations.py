@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.events.groups import rows_of
-from chopper.analyzers.trace.backward import node_makers
 from chopper.analyzers.trace.columns import dictionary, ints
-from chopper.analyzers.trace.host_device import host_as_device
-from chopper.analyzers.trace.phases import span_modules
+from chopper.analyzers.trace.phases import node_makers, span_modules
+from chopper.analyzers.trace.rank_join import host_as_device
 from chopper.analyzers.trace.tables import HostSpans
 from chopper.causes import CODES
 from chopper.storage import parquet

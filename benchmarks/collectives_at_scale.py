@@ -26,7 +26,7 @@ import numpy as np
 
 from chopper.analyzers.trace.collectives import Communication, Key, Kind
 from chopper.analyzers.trace.match import Part, merge, participation, resolve
-from chopper.storage import values
+from chopper.storage import results
 
 BASE_NS = 1_760_000_000_000_000_000
 SLOT_NS = 1_000_000
@@ -180,18 +180,18 @@ def _measured(ranks: int, collectives: int, case: str) -> dict[str, float]:
             communication = job.communication(rank)
             making_s += time.perf_counter() - wall
             making_cpu_s += time.process_time() - cpu
-            sent = values.encode(
+            sent = results.encode(
                 participation(rank, communication, rank // HOST_RANKS * HOST_RANKS)
             )
             counts["events"] += len(communication.kind)
             counts["sent_bytes"] += len(sent)
-            yield values.decode(sent)
+            yield results.decode(sent)
 
     start, cpu = time.perf_counter(), time.process_time()
     matched = back = 0
     for _, mine in resolve(merge(parts())):
         matched += len(mine.event_row)
-        back += len(values.encode(mine))
+        back += len(results.encode(mine))
     return counts | {
         "matched": matched / counts["events"],
         "back_bytes": back,

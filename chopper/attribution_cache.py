@@ -31,15 +31,14 @@ from chopper.analyzers.trace.tables import RankInput
 from chopper.errors import ChopperError, OutputError
 from chopper.hardware import calibration
 from chopper.pipeline import rank_input
-from chopper.storage import values
+from chopper.storage import results
 from chopper.storage.caches import cache_folder
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import is_run
 from chopper.storage.parquet import FiledTables
 from chopper.storage.parts import read_manifest
 from chopper.storage.results import InFile
-from chopper.storage.run import Run
-from chopper.storage.store import HeldTables, Store
+from chopper.storage.run import HeldTables, Run, Store
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -142,11 +141,11 @@ class _Answers:
         """Return the answer of a name; make and keep it where there is none."""
         with contextlib.suppress(ChopperError):
             if (content := self.entry.load(f"-{name}")) is not None:
-                answer: _Value = values.decode(content)
+                answer: _Value = results.decode(content)
                 return answer
         answer = make()
         with contextlib.suppress(*_UNWRITABLE, ChopperError):
-            self.entry.store(values.encode(answer, compressed=True), f"-{name}")
+            self.entry.store(results.encode(answer, compressed=True), f"-{name}")
         return answer
 
 
@@ -203,7 +202,7 @@ def entry_of(sources: Sequence[str], *choices: Any) -> Entry | None:
         with ThreadPoolExecutor(limits.usable_cores()) as threads:
             digests = [*threads.map(_digest_of_file, (path for path, *_ in inputs))]
         # Whether a process of a recording is alive is not in its files.
-        manifests = [values.encode(read_manifest(p)) for p in map(Path, sources) if is_run(p)]
+        manifests = [results.encode(read_manifest(p)) for p in map(Path, sources) if is_run(p)]
         limit = os.environ.get(limits.VARIABLE)
         stated = [[*sources], choices, limit, os.getcwd(), time.tzname]  # noqa: PTH109
         known = _facts([str(calibration.default_path())])
@@ -307,7 +306,7 @@ def _document(run: Attribution) -> _Document | None:
         given = {f.name: getattr(joined.inputs, f.name) for f in fields(RankInput)}
         given |= dict.fromkeys(n for n, value in given.items() if isinstance(value, pa.Table))
         parts = given, joined.stored(), run.work.get(rank), run.factors.get(rank)
-        ranks[rank] = memoryview(values.encode(parts, compressed=True))
+        ranks[rank] = memoryview(results.encode(parts, compressed=True))
         size += len(ranks[rank])
     for rank, held in store.held.items():
         if isinstance(held, FiledTables) and held.keeper is None:
@@ -315,7 +314,7 @@ def _document(run: Attribution) -> _Document | None:
         elif isinstance(held, InFile):
             tables[rank] = held.data()
         elif size <= _MOST_ENTRY_BYTES:
-            tables[rank] = memoryview(values.encode({**held.get()}, compressed=True))
+            tables[rank] = memoryview(results.encode({**held.get()}, compressed=True))
         size += len(tables.get(rank, b""))
     if size > _MOST_ENTRY_BYTES:
         return None
@@ -324,7 +323,7 @@ def _document(run: Attribution) -> _Document | None:
     described = recording.manifest, path, recording.source, originals
     stored = store.in_memory, store.held_rows, files
     head = described, stored, [*run.work], [*run.factors], _fields(run)
-    return _Document(memoryview(values.encode(head, compressed=True)), ranks, tables)
+    return _Document(memoryview(results.encode(head, compressed=True)), ranks, tables)
 
 
 def _fields(run: Attribution) -> dict[str, Any]:
@@ -361,13 +360,13 @@ class _Encoded:
 
     def get(self) -> dict[str, pa.Table]:
         """Decode them."""
-        tables: dict[str, pa.Table] = values.decode(self.data)
+        tables: dict[str, pa.Table] = results.decode(self.data)
         return tables
 
 
 def _restored(document: _Document) -> Attribution:
     """Return the attribution of an entry, whose parts of ranks are decoded when they are used."""
-    described, stored, with_work, with_factors, own = values.decode(document.head)
+    described, stored, with_work, with_factors, own = results.decode(document.head)
     manifest, path, source, named_originals = described
     originals = {rank: [*map(Path, of)] for rank, of in named_originals.items()}
     in_memory, rows_count, files = stored
@@ -380,7 +379,7 @@ def _restored(document: _Document) -> Attribution:
 
     @cache
     def parts(rank: int) -> tuple[Any, ...]:
-        given, joined, work, factors = values.decode(document.ranks[rank])
+        given, joined, work, factors = results.decode(document.ranks[rank])
         return joined.restored(rank_input(recording, rank, RankInput(**given))), work, factors
 
     of_ranks: dict[str, Any] = {

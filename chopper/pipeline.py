@@ -64,8 +64,7 @@ from chopper.hardware.rank_device import device_of, with_devices
 from chopper.limits import ROW_BYTES, return_freed_memory
 from chopper.storage.remote import files_of
 from chopper.storage.results import Result, leave
-from chopper.storage.run import Run
-from chopper.storage.store import Span
+from chopper.storage.run import Run, Span
 from chopper.tables import TABLES
 from chopper.tables.ranges import MOST_RANKS
 from chopper.wording import ranges
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
     from chopper.engines import Engine
     from chopper.hardware.rank_device import Stated
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
-    from chopper.storage.store import Stretch
+    from chopper.storage.run import Stretch
 
     Source = str | Path | Sequence[str | Path]
 

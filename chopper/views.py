@@ -210,7 +210,7 @@ def typed(table: pa.Table, view: View, path: str) -> pa.Table:
 
 
 _SHARED = {
-    "clocked": "chopper.analyzers.events.clocked:clocked_of",
+    "clocked": "chopper.analyzers.events.device:clocked_of",
     "events": "chopper.analyzers.events.device:events_of",
     "links": "chopper.analyzers.events.places:links_of",
     "members": "chopper.analyzers.events.collectives:members_of",

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.events.clocked import Clocked, clocked_of
-from chopper.analyzers.events.device import events_of
+from chopper.analyzers.events.device import Clocked, clocked_of, events_of
 from chopper.analyzers.trace.samples import per_device
 from chopper.causes import CAUSES
 from chopper.reports.figures import (

@@ -16,7 +16,7 @@ from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.rank_join import join_rank
 from chopper.analyzers.trace.totals import merged
 from chopper.errors import InputError
-from chopper.storage import values
+from chopper.storage import results
 from chopper.storage.results import Folder
 from chopper.storage.run import Run
 from tests.known_causes.model.job import simulate
@@ -55,7 +55,7 @@ def plain(answer: Attribution) -> dict[str, Any]:
 
 def again(value: Any) -> Any:
     """A value written and read back."""
-    return values.decode(values.encode(value))
+    return results.decode(results.encode(value))
 
 
 def test_every_value_of_the_pipeline_can_be_written_and_read_back(
@@ -80,10 +80,10 @@ def test_every_value_of_the_pipeline_can_be_written_and_read_back(
 
 def test_attribution_leaves_the_run_as_it_was(run: Run) -> None:
     before = dict(run.store)
-    manifest = values.encode(run.manifest)
+    manifest = results.encode(run.manifest)
     pipeline.attribute(run)
     assert dict(run.store) == before
-    assert values.encode(run.manifest) == manifest
+    assert results.encode(run.manifest) == manifest
 
 
 def test_a_host_timeline_is_not_put_into_the_run(traced_host: Run) -> None:
@@ -128,22 +128,22 @@ def test_what_looks_at_an_attribution_joins_nothing_again(
 
 def test_bytes_that_are_no_value_are_refused(run: Run) -> None:
     with pytest.raises(InputError, match="not a value of the pipeline"):
-        values.decode(b"\x00nonsense")
+        results.decode(b"\x00nonsense")
     with pytest.raises(TypeError, match="is not a value of the pipeline"):
-        values.encode(run.source.encode())
+        results.encode(run.source.encode())
     with pytest.raises(InputError, match="not a value of the pipeline"):
-        values.decode(values.encode(["x"]).replace(b"list", b"evil"))
+        results.decode(results.encode(["x"]).replace(b"list", b"evil"))
 
 
 def test_numbers_that_many_values_repeat_are_written_once() -> None:
     members = tuple(range(1000))
-    once, often = (values.encode([members] * count) for count in (1, 100))
+    once, often = (results.encode([members] * count) for count in (1, 100))
     assert len(often) < len(once) + 2000
-    read = values.decode(often)
+    read = results.decode(often)
     assert read == [members] * 100
     assert read[0] is read[99]
     # Truth values and what is no whole number stay as they are.
     mixed = [(True,) * 20, (1.5,) * 20, tuple("abcdefghijklmnopqrst")]
     assert str(again(mixed)) == str(mixed)
     with pytest.raises(InputError, match="not a value of the pipeline"):
-        values.decode(once.replace(bytes([0, 1, 2, 3, 4]), bytes([0, 1, 0xC0, 3, 4])))
+        results.decode(once.replace(bytes([0, 1, 2, 3, 4]), bytes([0, 1, 0xC0, 3, 4])))

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from chopper import pipeline
-from chopper.analyzers.causes.exposed import copy_direction
-from chopper.analyzers.causes.states import exclusive_states
+from chopper.analyzers.causes.states import copy_direction, exclusive_states
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
 from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.analyzers.trace.windows import Windows

@@ -17,12 +17,16 @@ from chopper.analyzers.causes.core_wait import (
     waits_within,
 )
 from chopper.analyzers.causes.event_work import EventWork, event_work
-from chopper.analyzers.causes.exposed import communication_table, split_exposed
-from chopper.analyzers.causes.factor_checks import check_factors, clock_coverage
 from chopper.analyzers.causes.factors import Factors, measure
 from chopper.analyzers.causes.idle import Gaps, grouping_of, split_idle
-from chopper.analyzers.causes.quality import check_rank
-from chopper.analyzers.causes.states import Shares, States, exclusive_states
+from chopper.analyzers.causes.quality import check_factors, check_rank, clock_coverage
+from chopper.analyzers.causes.states import (
+    Shares,
+    States,
+    communication_table,
+    exclusive_states,
+    split_exposed,
+)
 from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable, pick, strings
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.match import Matched

@@ -2,16 +2,22 @@
 
 A factor is the logarithm of how many times longer the kernel took for that reason, 0 where nothing
 is claimed. What could not be measured is named with the reason; it stays in the rest.
+
+Wave quantization: a unit (SM) that is given two of a kernel's blocks takes twice as long as one
+that is given one. With g blocks on u units the fullest unit has ⌈g/u⌉ of them where an even spread
+would have g/u, so the kernel takes at least ⌈g/u⌉ ÷ (g/u) times as long as its blocks need. Where
+each resident block would take as long beside others as alone, the loss is larger, up to ⌈w⌉ ÷ w
+with w = g ÷ (u · resident) waves (NVIDIA, Matrix Multiplication Background, wave quantization).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.clock import (
     CLOCK_LABELS,
     NO_OVERLAP,
@@ -40,7 +46,8 @@ from chopper.analyzers.causes.states import States
 from chopper.analyzers.trace.columns import distinct_rows, ints, pick, strings
 from chopper.analyzers.trace.join import COMPUTE, Links
 from chopper.analyzers.trace.rank_join import JoinedRank
-from chopper.hardware.ceilings import Ceiling
+from chopper.errors import JSON_ERRORS
+from chopper.hardware.ceilings import Ceiling, UnitLimits
 from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
 
@@ -359,8 +366,8 @@ def _waves(
     math = rows[counted[rows]]
     if not len(math):
         return wave_ln, "grid sizes were not recorded"
-    blocks = np.array([last_wave.extent(grid) or 0 for grid in grids], dtype=np.float64)
-    loss = np.log(last_wave.loss_ratio(blocks[codes[math]], ceiling.units_count))
+    blocks = np.array([extent(grid) or 0 for grid in grids], dtype=np.float64)
+    loss = np.log(loss_ratio(blocks[codes[math]], ceiling.units_count))
     wave_ln[math] = np.maximum(loss - _memory_ln(work)[math], 0.0)
     return wave_ln, None
 
@@ -409,3 +416,44 @@ def _counters(
         joined.findings,
         None if known.any() else "the counters match no kernel of the model math",
     )
+
+
+_WARP = 32
+_REGISTERS_ROUNDED_TO = 256
+"""Registers are handed out per warp in units of so many."""
+_SHARED_MEMORY_TAKEN = 1024
+"""Bytes of shared memory that the system takes per block (compute capability 8 and later)."""
+
+
+def extent(text: str | None) -> int | None:
+    """Product of a recorded grid or block (JSON, ``[x, y, z]``), None when it is none."""
+    try:
+        sides = msgspec.json.decode(text, type=list[int]) if text else []
+    except JSON_ERRORS:
+        return None
+    return int(np.prod(sides)) if sides and all(side > 0 for side in sides) else None
+
+
+def loss_ratio(blocks: np.ndarray, units: int) -> np.ndarray:
+    """⌈g/u⌉ ÷ (g/u); 1 where the grid does not exceed the units.
+
+    A grid of at most one block per unit may be a persistent kernel, whose blocks take their work
+    as they go: nothing is claimed.
+    """
+    even = blocks / units
+    return np.where(blocks > units, np.ceil(even) / np.maximum(even, 1e-9), 1.0)
+
+
+def resident_blocks(
+    limits: UnitLimits, threads: np.ndarray, registers: np.ndarray, shared_memory: np.ndarray
+) -> np.ndarray:
+    """Blocks of a kernel that one unit holds at a time, at least 1.
+
+    Of its threads per block, registers per thread and bytes of shared memory per block.
+    """
+    warps = np.ceil(threads / _WARP)
+    rounded = np.ceil(registers * _WARP / _REGISTERS_ROUNDED_TO) * _REGISTERS_ROUNDED_TO
+    fits = np.minimum(limits.threads_count // np.maximum(warps * _WARP, 1), limits.blocks_count)
+    fits = np.minimum(fits, limits.registers_count // np.maximum(warps * rounded, 1))
+    taken = np.where(shared_memory > 0, shared_memory + _SHARED_MEMORY_TAKEN, 1)
+    return np.maximum(np.minimum(fits, limits.shared_memory_bytes // taken), 1)

@@ -24,8 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.causes.core_wait import wait_of_steps
-from chopper.analyzers.trace.columns import first_with, ints
-from chopper.analyzers.trace.intervals import innermost, union
+from chopper.analyzers.trace.columns import first_with, innermost, ints, union
 from chopper.statistics import MIN_STEPS, excess
 
 TRAINING = "training"

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.causes.idle import Waiting
 from chopper.analyzers.detectors import Sighting, limits_of, spent_in
 from chopper.analyzers.events.device import Events
 from chopper.analyzers.events.steps import spans_in_steps
-from chopper.analyzers.events.waiting import Waiting
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import ints, strings
-from chopper.analyzers.trace.intervals import union
+from chopper.analyzers.trace.columns import ints, strings, union
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.names import is_data_loading, is_program_frame, is_synchronizing_call
 from chopper.analyzers.trace.tables import HostSpans

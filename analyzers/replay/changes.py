@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.causes.exposed import copy_direction
+from chopper.analyzers.causes.states import copy_direction
 from chopper.analyzers.replay.program import SYNCHRONIZATION
 from chopper.analyzers.replay.whatif_options import Changes, leaves_of
 from chopper.analyzers.trace import names

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.backward import backward_thread, main_thread, node_makers
 from chopper.analyzers.trace.columns import (
     dictionary,
     first_with,
@@ -22,6 +21,9 @@ from chopper.analyzers.trace.columns import (
 from chopper.analyzers.trace.phases import (
     BACKWARD,
     Phases,
+    backward_thread,
+    main_thread,
+    node_makers,
     phases_outside_training,
     span_layers,
     span_phases,

@@ -15,7 +15,7 @@ from chopper.analyzers.trace.columns import compact, ints, matching, pick, strin
 from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
 from chopper.analyzers.trace.span_forest import forest
 from chopper.hardware.ceilings import Ceiling, Ceilings
-from chopper.storage.store import Span
+from chopper.storage.run import Span
 
 
 @dataclass(frozen=True)

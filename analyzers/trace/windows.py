@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from chopper.analyzers.trace.columns import first_with, ints, pick, run_starts
 from chopper.analyzers.trace.tables import DeviceEvents
-from chopper.storage.store import Span
+from chopper.storage.run import Span
 
 UNRECORDED = -2
 """Number of a window in which the trace was not being taken."""

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.clock import CLOCK_LABELS
-from chopper.analyzers.events.clocked import Clocked, clocked_of
-from chopper.analyzers.events.device import arguments, events_of
+from chopper.analyzers.events.device import Clocked, arguments, clocked_of, events_of
 from chopper.analyzers.events.groups import (
     Groups,
     Texts,

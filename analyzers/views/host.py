@@ -16,8 +16,8 @@ from chopper.analyzers.events.meter import Counter, counter_of
 from chopper.analyzers.events.places import functions_in
 from chopper.analyzers.events.steps import steps_of, windows_of
 from chopper.analyzers.trace.columns import ints, matching, run_starts, strings
-from chopper.analyzers.trace.host_device import HOST_KINDS
 from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.rank_join import HOST_KINDS
 from chopper.analyzers.trace.samples import (
     LEAST_THREAD_SPAN_NS,
     table_beside,

@@ -22,9 +22,9 @@ from chopper.analyzers.trace.columns import (
     ints,
     matching,
     nullable,
+    spread,
     strings,
 )
-from chopper.analyzers.trace.intervals import spread
 from chopper.analyzers.views import Rows, view
 from chopper.statistics import discoveries, t_test
 from chopper.storage.run import ranks_of

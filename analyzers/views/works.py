@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.causes import last_wave
+from chopper.analyzers.causes import factors as model
 from chopper.analyzers.causes.event_work import operator_work, refined
 from chopper.analyzers.causes.factors import Factors
 from chopper.analyzers.events.groups import real_or_null, sum_by, time_in, whole_or_null
@@ -166,7 +166,7 @@ def _resident(events: pa.Table, ceiling: Ceiling) -> np.ndarray:
     if ceiling.unit_limits is None:
         return np.full(events.num_rows, np.nan)
     threads = _extents(events, "block")
-    resident = last_wave.resident_blocks(
+    resident = model.resident_blocks(
         ceiling.unit_limits,
         np.maximum(threads, 1),
         np.maximum(ints(events, "registers_count"), 1),
@@ -178,7 +178,7 @@ def _resident(events: pa.Table, ceiling: Ceiling) -> np.ndarray:
 def _extents(events: pa.Table, name: str) -> np.ndarray:
     """Product of recorded grids or blocks; 0 where there is none."""
     codes, values = strings(events, name)
-    extents = np.array([*(last_wave.extent(v) or 0 for v in values), 0], dtype=np.float64)
+    extents = np.array([*(model.extent(v) or 0 for v in values), 0], dtype=np.float64)
     return extents[codes]
 
 

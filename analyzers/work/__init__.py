@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from chopper.analyzers.work import attention, conv, gemm, indexing, spatial, vector
+from chopper.analyzers.work import attention, conv, gemm, indexing, vector
 from chopper.analyzers.work.kernels import matmul_dtype
 from chopper.analyzers.work.record import OPERATORS, Record, Shape, Unknown, Work, decode
 
@@ -25,7 +25,7 @@ MATH_FAMILIES = frozenset(("gemm", "conv", "sdpa", "moe"))
 
 
 def _function(name: str) -> Callable[..., Work]:
-    modules = (attention, conv, gemm, indexing, spatial, vector)
+    modules = (attention, conv, gemm, indexing, vector)
     return next(getattr(m, name) for m in modules if hasattr(m, name))
 
 

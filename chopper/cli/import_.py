@@ -67,7 +67,7 @@ def command(
       chopper import "s3://bucket/job/rank*.json.gz" -o s3://bucket/runs/job
     """
     from chopper.ingest import find_sources, write_run
-    from chopper.ingest.logs import zone_of
+    from chopper.ingest.attachments import zone_of
     from chopper.storage.caches import cache_folder
 
     of_device = shared.stated()

@@ -25,9 +25,9 @@ from chopper.engines import Engine, Lost, check_memory, in_order, lost, portable
 from chopper.engines.processes import limited, work_alone
 from chopper.errors import ChopperError, InputError
 from chopper.limits import usable_cores
-from chopper.storage import remote, values
+from chopper.storage import remote
 from chopper.storage.files import is_users
-from chopper.storage.results import Folder, InFile, InMemory, Result, written
+from chopper.storage.results import Folder, InFile, InMemory, Result, decode, encode, written
 from chopper.version import __version__
 
 _Packed = tuple[bytes, list[Any]]
@@ -52,7 +52,7 @@ class _Brought:
     data: Any
 
     def get(self) -> Any:
-        return values.decode(memoryview(self.data))
+        return decode(memoryview(self.data))
 
 
 _unpacked_results: list[Result] = []
@@ -79,7 +79,7 @@ def _packed(value: Any) -> _Packed:
     # By type: `persistent_id` is asked for each of thousands of objects.
     pickler.dispatch_table = {
         **copyreg.dispatch_table,
-        InMemory: lambda result: reduced(values.encode(result.value, compressed=True)),
+        InMemory: lambda result: reduced(encode(result.value, compressed=True)),
         InFile: lambda result: reduced(result.data()),
         type(Path()): _reduce_path,
     }

@@ -1,19 +1,24 @@
-"""Files beside traces, joined to the ranks: counters of kernels, snapshots of the allocator."""
+"""Files beside traces, joined to the ranks: counters, allocator snapshots, samplers' logs."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.collectors.formats.counters import read_counters
-from chopper.errors import InputError
+from chopper.collectors.formats.telemetry_csv import TelemetryLog, read_log
+from chopper.collectors.formats.unpack import DAMAGE, lines
+from chopper.errors import InputError, UsageError
 from chopper.ingest.ranks import rank_in
 from chopper.storage.manifest import CollectorReport, Finding, RankManifest, Severity, add_finding
-from chopper.wording import some
+from chopper.wording import ranges, some
 
 
 @dataclass
@@ -133,3 +138,184 @@ def _check_history(
                 f"{file.name}: its history does not overlap the trace in time: phases and steps "
                 "of allocations are unknown",
             )
+
+
+_HELD_RATIO = 8
+"""Memory for each byte of a log: rows of 50 bytes as columns of Python's numbers."""
+
+
+def _read(file: Path, zone: tzinfo | None) -> TelemetryLog:
+    try:
+        return read_log(lines(file, held_ratio=_HELD_RATIO), str(file), zone=zone)
+    except (*DAMAGE, OSError) as exc:
+        raise InputError(f"{file}: cannot be read ({exc})") from exc
+
+
+def zone_of(name: str) -> tzinfo:
+    """Return a time zone: ``Europe/Berlin``, ``+02:00``, ``UTC`` or ``local``.
+
+    Raises:
+        UsageError: there is no such zone.
+    """
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    offset = re.fullmatch(r"(?:UTC)?([+-])(\d{1,2}):?(\d{2})?", name.strip())
+    if offset and int(offset[2]) < 24:
+        minutes = int(offset[2]) * 60 + int(offset[3] or 0)
+        return timezone(timedelta(minutes=minutes if offset[1] == "+" else -minutes))
+    if name.strip().lower() == "local":
+        return datetime.now(UTC).astimezone().tzinfo or UTC
+    try:
+        return ZoneInfo(name.strip())
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise UsageError(
+            f"unknown time zone {name!r}; specify one as Europe/Berlin, +02:00, UTC or local"
+        ) from exc
+
+
+def attach_logs(
+    attachments: Attachments,
+    parts: Sequence[RankManifest],
+    files: Sequence[Path],
+    zone: tzinfo | None = None,
+) -> None:
+    """Give each rank the rows of its device, as a table of its own.
+
+    ``zone`` is that of times that name none.
+
+    Raises:
+        InputError: a file cannot be read, or its times cannot be compared with the trace's.
+    """
+    if not files:
+        return
+
+    by_table: dict[str, list[pa.Table]] = {}
+    findings = attachments.findings
+    spans: dict[tuple[int, str], list[tuple[int, int, Path]]] = {}
+    for file in files:
+        log = _read(file, zone)
+        _check_once(spans, file, log)
+        _note_oddities(findings, file, log, zoned=zone is not None)
+        _check_times(findings, parts, file, log, zoned=zone is not None)
+        for name, table in log.tables.items():
+            by_table.setdefault(name, []).append(table)
+    # Ordinals repeat on several hosts, or where each rank sees its own device.
+    ranks_of = Counter(p.device_id for p in parts)
+    alike = [p.rank for p in parts if p.device_id is not None and ranks_of[p.device_id] > 1]
+    if alike:
+        add_finding(
+            findings,
+            "telemetry.device_unknown",
+            f"ranks {ranges(alike)} use the same device number (each sees only its own, or they "
+            f"are on several hosts): the rows of {', '.join(f.name for f in files)} cannot be "
+            f"separated, and none is joined; import each rank with the rows of its own device "
+            f"only",
+        )
+    for part in parts:
+        if part.rank in alike:
+            continue
+        for name, tables in by_table.items():
+            table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+            if part.device_id is not None:
+                table = table.filter(pc.equal(table["device_id"], part.device_id))
+            if table.num_rows:
+                attachments.tables[part.rank, name] = table.sort_by("time_ns")
+        attachments.report(part.rank, "telemetry_log", files)
+
+
+def _check_once(
+    spans_by_column: dict[tuple[int, str], list[tuple[int, int, Path]]],
+    file: Path,
+    log: TelemetryLog,
+) -> None:
+    """Note the span in which a log holds each column of each device."""
+    for name, table in log.tables.items():
+        if name == "energy_window":  # spans may lie in one another
+            continue
+        columns = [c for c in table.column_names if c not in _NAMES_A_ROW]
+        for device in pc.unique(table["device_id"]).to_pylist():
+            device_rows = table.filter(pc.equal(table["device_id"], device))
+            span = pc.min_max(device_rows["time_ns"]).as_py()
+            for column in columns:
+                if device_rows[column].null_count == device_rows.num_rows:
+                    continue
+                spans = spans_by_column.setdefault((device, f"{name}.{column}"), [])
+                for first, last, other in spans:
+                    if first <= span["max"] and span["min"] <= last:
+                        raise InputError(
+                            f"{file}: reports {column} of device {device} at the same time as "
+                            f"{other.name}: if both are of one host, leave one out; if of two, "
+                            "import each with the traces of its own host"
+                        )
+                spans.append((span["min"], span["max"], file))
+
+
+_NAMES_A_ROW = frozenset(("time_ns", "span_ns", "device_id", "device_uuid"))
+_SINCE_1970_NS = 10**17
+"""Later than 1973: what counts from the start of a host never gets there."""
+
+
+def _check_times(
+    findings: list[Finding],
+    parts: Sequence[RankManifest],
+    file: Path,
+    log: TelemetryLog,
+    *,
+    zoned: bool,
+) -> None:
+    """Check that a log can be joined to the traces, and find out whether it meets them."""
+    traced = [p for p in parts if p.start_ns is not None and p.end_ns is not None]
+    tables = [table for table in log.tables.values() if table.num_rows]
+    if not traced or not tables:
+        return
+    if log.local_time and not zoned:
+        raise InputError(
+            f"{file}: its times name no time zone, so they cannot be matched; specify it: "
+            "chopper import … --time-zone Europe/Berlin (or +02:00, UTC, local)"
+        )
+    limits = [pc.min_max(t["time_ns"]).as_py() for t in tables]
+    first, last = min(m["min"] for m in limits), max(m["max"] for m in limits)
+    start = min(p.start_ns for p in traced if p.start_ns is not None)
+    end = max(p.end_ns for p in traced if p.end_ns is not None)
+    if (first > _SINCE_1970_NS) != (start > _SINCE_1970_NS):
+        whose = "the log's" if first <= _SINCE_1970_NS else "the trace's"
+        raise InputError(
+            f"{file}: {whose} times count from the start of a host, the other's from 1970: they "
+            "cannot be joined; import them separately, or record both with Unix times"
+        )
+    if first > end or start > last:
+        apart_s = max(first - end, start - last) / 1e9
+        add_finding(
+            findings,
+            "telemetry.no_common_time",
+            f"{file.name}: does not overlap the trace in time ({apart_s:,.0f} s "
+            f"{'after' if first > end else 'before'} it), so nothing of it is joined; is it of "
+            "another run, or in another time zone?",
+        )
+
+
+def _note_oddities(findings: list[Finding], file: Path, log: TelemetryLog, *, zoned: bool) -> None:
+    if log.local_time and not zoned:
+        add_finding(
+            findings,
+            "telemetry.time_zone",
+            f"{file.name}: its times name no zone and were read as UTC; --time-zone of "
+            "chopper import says otherwise",
+        )
+    if log.repeated_count:
+        add_finding(
+            findings,
+            "telemetry.clock_set_back",
+            f"{file.name}: its clock was set back, and {log.repeated_count} rows of repeated "
+            "times are ignored (the end of summer time? log in UTC)",
+            count=log.repeated_count,
+        )
+    if log.bad_rows_count:
+        add_finding(
+            findings,
+            "telemetry.rows_lost",
+            f"{file.name}: {log.bad_rows_count} of {log.bad_rows_count + log.rows_count} rows "
+            "have no device or no time and are ignored",
+            severity="info",
+            count=log.bad_rows_count,
+        )

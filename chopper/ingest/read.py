@@ -18,11 +18,16 @@ from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.engines import Engine, Lost, Serial
 from chopper.engines.choice import trace_bytes
 from chopper.errors import ChopperError, InputError
-from chopper.ingest import foreign_traces, logs
-from chopper.ingest.attachments import Attachments, attach_counters, attach_snapshots
-from chopper.ingest.filed import stretches_of
-from chopper.ingest.held import TraceTables, valid
-from chopper.ingest.ranks import check_one_run, check_ranks, credible, number_ranks, part_of
+from chopper.ingest.attachments import Attachments, attach_counters, attach_logs, attach_snapshots
+from chopper.ingest.filed import TraceTables, stretches_of, valid
+from chopper.ingest.ranks import (
+    check_one_run,
+    check_ranks,
+    credible,
+    number_ranks,
+    part_of,
+    without_foreign,
+)
 from chopper.ingest.recorded import filed_tables, rank_task, read_task, with_lost
 from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
@@ -33,8 +38,7 @@ from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_fin
 from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here, in_addresses
 from chopper.storage.results import Folder
-from chopper.storage.run import Run
-from chopper.storage.store import HeldTables, Store, Stretch
+from chopper.storage.run import HeldTables, Run, Store, Stretch
 from chopper.version import __version__
 
 _MOST_THREADS = 8
@@ -175,7 +179,7 @@ def read_sources(
     store = _store({rank: trace for rank, (_, trace) in numbered.items()})
     attachments = Attachments()
     attach_counters(attachments, parts, sources.counters)
-    logs.attach_logs(attachments, parts, sources.logs, zone)
+    attach_logs(attachments, parts, sources.logs, zone)
     attach_snapshots(attachments, parts, sources.snapshots)
     store = store.with_tables(valid(attachments.tables))
     findings += attachments.findings
@@ -304,7 +308,7 @@ def _numbered(
         traces += [(file, trace) for trace in recording]
     if refused is not None and not traces:
         raise refused
-    traces, left_out = foreign_traces.joined(traces, sources.traces)
+    traces, left_out = without_foreign(traces, sources.traces)
     traces, windows, by_pid = joined_windows(traces, engine)
     findings += [*left_out, *by_pid, *check_one_run(traces)]
     numbered = number_ranks(traces)

@@ -15,10 +15,10 @@ from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.kineto.chunked import LargeTrace, read_or_cut
 from chopper.errors import InputError, OutputError
-from chopper.ingest.held import TraceTables, in_stretches, left, left_tables, rows_of, valid
+from chopper.ingest.filed import TraceTables, in_stretches, left, left_tables, rows_of, valid
 from chopper.ingest.sampled import with_samples
 from chopper.ingest.windows import join
-from chopper.storage import parquet, values
+from chopper.storage import parquet, results
 from chopper.storage.files import inside, write_atomic
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest
@@ -104,10 +104,10 @@ def read_task(
         return [left(trace, folder) for trace in read_traces(files)]
     path = finished / _fingerprint(files)
     with contextlib.suppress(OSError, InputError):
-        return [left(trace, folder) for trace in values.decode(path.read_bytes())]
+        return [left(trace, folder) for trace in results.decode(path.read_bytes())]
     traces = read_traces(files)
     with contextlib.suppress(OutputError):  # without room for it, the next call reads them again
-        write_atomic(path, values.encode(traces, compressed=True))
+        write_atomic(path, results.encode(traces, compressed=True))
     return [left(trace, folder) for trace in traces]
 
 

@@ -19,7 +19,7 @@ from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.parsed import step_table
 from chopper.engines import Engine, Lost
 from chopper.errors import InputError
-from chopper.ingest.held import left, loaded
+from chopper.ingest.filed import left, loaded
 from chopper.ingest.ranks import APART_NS, host_of, rank_by_name
 from chopper.storage.manifest import Finding, add_finding
 

@@ -27,8 +27,7 @@ from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
 from chopper.storage.parquet import RankWriter
 from chopper.storage.parts import read_manifest
-from chopper.storage.run import Run
-from chopper.storage.store import Store
+from chopper.storage.run import Run, Store
 from chopper.storage.streams import write_table
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chopper.storage.store import BEGINNING_NS, END_NS, Span
+from chopper.storage.run import BEGINNING_NS, END_NS, Span
 
 STRETCH_ROWS = 1_000_000
 """Rows of a stretch, about; its neighbours' steps come on top."""

@@ -41,7 +41,7 @@ from chopper.collectors.formats.steps import PROFILER_STEP
 from chopper.errors import OutputError, reason_of
 from chopper.limits import Intake
 from chopper.storage.results import owner
-from chopper.storage.store import BEGINNING_NS, END_NS, Span
+from chopper.storage.run import BEGINNING_NS, END_NS, Span
 from chopper.storage.stretches import Plan
 
 _ROW_BYTES = 500

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.causes import last_wave
 from chopper.analyzers.causes.attribute import RankResult
 from chopper.analyzers.causes.clock import ClockSeries
 from chopper.analyzers.causes.clock_sensitivity import ROOFLINE_ERROR, estimate
 from chopper.analyzers.causes.compute import apportion, fit
 from chopper.analyzers.causes.contention import contend, shared_time
+from chopper.analyzers.causes.factors import extent, resident_blocks
 from chopper.hardware.ceilings import Ceiling, UnitLimits
 from chopper.hardware.devices import DTYPES
 from chopper.views import view
@@ -621,7 +621,7 @@ def test_resident_blocks_of_an_h100() -> None:
     shared = np.array([0, 0, 200_000, 0, 0, 50_000])
     # 2048/128; 65536/(8·64·32); shared memory; registers (32 warps · 2048); 32 blocks;
     # 233472/51024.
-    assert last_wave.resident_blocks(h100, threads, registers, shared).tolist() == [
+    assert resident_blocks(h100, threads, registers, shared).tolist() == [
         16,
         4,
         1,
@@ -643,7 +643,7 @@ def test_resident_blocks_of_an_h100() -> None:
     ],
 )
 def test_extents(text: str | None, blocks: int | None) -> None:
-    assert last_wave.extent(text) == blocks
+    assert extent(text) == blocks
 
 
 # Counters ---------------------------------------------------------------------------------------

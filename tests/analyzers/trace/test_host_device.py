@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.trace.host_device import host_as_device
+from chopper.analyzers.trace.rank_join import host_as_device
 from chopper.analyzers.trace.tables import HostSpans, _lanes
 from tests.analyzers.make import span, spans
 

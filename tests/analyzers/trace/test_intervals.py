@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chopper.analyzers.trace.intervals import innermost, spread, union
+from chopper.analyzers.trace.columns import innermost, spread, union
 
 _intervals = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda t: (t[0], t[0] + t[1])),

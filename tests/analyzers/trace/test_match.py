@@ -31,7 +31,7 @@ from chopper.analyzers.trace.match import (
     resolve,
     within,
 )
-from chopper.storage import values
+from chopper.storage import results
 
 RANKS = 32
 """Four hosts; tensor 4, context 2, pipeline 4."""
@@ -63,7 +63,7 @@ def plain(matched: Iterable[tuple[int, Matched]]) -> dict[int, list[object]]:
 
 def again(part: Part) -> Part:
     """A part written and read back, as between processes."""
-    read: Part = values.decode(values.encode(part))
+    read: Part = results.decode(results.encode(part))
     return read
 
 
@@ -331,19 +331,19 @@ def test_what_is_matched_within_a_host_travels_no_further() -> None:
         *((first, *range(first + 1, first + 4)) for first in (0, 4)),
     }
     assert {key.members for key, _ in host.kinds} <= outside
-    alone = sum(len(values.encode(parts[rank])) for rank in range(8))
-    assert len(values.encode(host)) < 0.8 * alone
+    alone = sum(len(results.encode(parts[rank])) for rank in range(8))
+    assert len(results.encode(host)) < 0.8 * alone
 
 
 def test_what_a_rank_gets_back_is_its_own_and_small() -> None:
     _, communication = told(slots=1000)
     parts = parts_of(communication)
     for rank, one in resolve(merge(parts.values())):
-        sent, back = len(values.encode(parts[rank])), len(values.encode(one))
+        sent, back = len(results.encode(parts[rank])), len(results.encode(one))
         events = len(communication[rank].kind)
         assert sent < 40 * events + 20_000
         assert back < 20 * events + 5_000
-        read = values.decode(values.encode(one))
+        read = results.decode(results.encode(one))
         assert plain([(rank, read)]) == plain([(rank, one)])
         assert len(one.ready_ns) == len(one.instance) == communication[rank].device_event_count
 
