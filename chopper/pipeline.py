@@ -7,7 +7,7 @@
     aggregate   all ranks: tables, causes with intervals, step time, findings
     present     views, replay, comparison and reports, which are functions of the result
 
-Each stage is a pure function of immutable values, which ``storage.values`` writes and reads back.
+Each stage is a pure function of immutable values, which ``storage.results`` writes and reads back.
 An engine runs the stages of each rank: in this process, in several, or on a Ray cluster. What comes
 back of a rank is small: its collectives, then its share of the result. Tables come back of the
 ranks that are looked at closely: all of them, or some of a run that is large.
