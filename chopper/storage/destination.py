@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import shutil
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -341,11 +340,6 @@ def recover(path: Path) -> list[str]:
                 f"{killed} before it recorded anything: the run that it was to replace is back in "
                 f"{path}"
             )
-    # Versions without a lock had the host and the process in the name.
-    host = rf"\.{re.escape(run_dir.name)}\.{re.escape(socket.gethostname())}-\d+"
-    for earlier in [*run_dir.parent.glob(".*.old")]:
-        if re.fullmatch(host, earlier.stem) and _is_own_folder(earlier):
-            lines.append(f"{killed} while it replaced {path}: {_show(path, earlier)}")
     return lines
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from chopper import pipeline
-from chopper.storage import clock
 from chopper.storage.run import Run
 from tests import command
 from tests.recording.make import DESCENT
@@ -163,14 +162,3 @@ def test_a_trace_in_which_the_clock_was_set_is_taken_again(record: Record) -> No
     (found,) = (f.message for f in run.part(0).findings if f.code == "run.trace_abandoned")
     assert "the trace of steps 3 to 5 is lost: the wall clock" in found
     assert "others are traced in their place" in found
-
-
-def test_a_clock_that_was_not_set() -> None:
-    assert clock.set_by_ns() == 0
-    before_ns = clock.now_ns()
-    assert before_ns <= clock.now_ns()
-    assert clock.anchor(5) == clock.anchored_ns() == 5
-    try:
-        assert clock.set_by_ns() > DAY_S
-    finally:
-        clock.anchor()

@@ -5,14 +5,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pyarrow
 import pytest
-from click.testing import CliRunner
 
-from chopper.cli import cli
 from chopper.recording.finish import finalize
 from chopper.storage import manifest as m
-from chopper.storage.destination import new_output
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST
 from chopper.storage.parts import RunWriter
@@ -86,16 +82,6 @@ def test_directories_of_nodes_become_one_run(tmp_path):
     assert Run.open(second).ranks == [2, 3]
 
 
-def test_ranks_that_are_in_none_are_missing(tmp_path):
-    done = gathered(node(tmp_path / "a", [0]), node(tmp_path / "b", [2, 3]))
-    assert done.returncode == 0, done.stderr
-    run = Run.open(Path("runs/a-gathered"))
-    assert run.ranks == [0, 2, 3]
-    (finding,) = run.manifest.findings
-    assert finding.code == "run.ranks_missing"
-    assert finding.count == 1
-
-
 def test_a_node_that_was_killed_is_gathered_from_its_parts(tmp_path):
     first, second = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
     (second / MANIFEST).unlink()
@@ -139,39 +125,6 @@ def test_runs_are_gathered_with_runs_only(tmp_path):
     assert not Path("run").exists()
 
 
-def test_a_damaged_run_is_named(tmp_path):
-    first, second = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
-    newer = m.RunManifest(kind="recorded", name="b", schema_version=m.SCHEMA_VERSION + 1)
-    write_atomic(second / MANIFEST, m.encode(newer))
-    done = gathered(first, second, "-o", "run")
-    assert done.returncode == 1
-    assert "written by a newer chopper" in done.stderr
-
-
-def test_an_existing_run_is_replaced_only_when_told(tmp_path):
-    nodes = node(tmp_path / "a", [0, 1]), node(tmp_path / "b", [2, 3])
-    assert gathered(*nodes, "-o", "run").returncode == 0
-    assert gathered(*nodes, "-o", "run").returncode == 1
-    assert gathered(*nodes, "-o", "run", "--force").returncode == 0
-    table = Run.open(Path("run")).table(2, "step")
-    assert isinstance(table, pyarrow.Table)
-    assert table.num_rows == 2
-
-
-def test_it_does_not_write_where_another_command_does(tmp_path):
-    node(tmp_path / "a", [0, 1])
-    node(tmp_path / "b", [2, 3])
-    arguments = ["gather", str(tmp_path / "a"), str(tmp_path / "b"), "-o", "run"]
-    with new_output(Path("run")):
-        refused = CliRunner().invoke(cli, arguments)
-        forced = CliRunner().invoke(cli, [*arguments, "--force"])
-        assert list(Path("run").iterdir()) == []
-    for done in (refused, forced):
-        assert done.exit_code == 1
-        assert f"run: process {os.getpid()} is writing into it" in str(done.exception)
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
-
-
 def copied(source, target):
     """What rsync brings."""
     shutil.copytree(source, target)
@@ -208,17 +161,6 @@ def test_the_same_recording_twice_is_taken_once_and_whole(tmp_path):
         f"rank {rank} is in {early} and in {second}: the same recording, taken once"
         for rank in (2, 3)
     ]
-
-
-def test_two_recordings_of_a_rank_are_refused_with_their_hosts(tmp_path):
-    first, second = node(tmp_path / "a", [0], world=1), node(tmp_path / "b", [0], world=1)
-    done = gathered(first, second, "-o", "run")
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"chopper: two recordings of rank 0: {first} (host a) and {second} (host b); name one "
-        "directory for each node of one job, whose launcher counts the ranks of all nodes\n"
-    )
-    assert not Path("run").exists()
 
 
 def test_a_run_that_is_being_recorded_is_refused(tmp_path):

@@ -28,7 +28,7 @@ from chopper.recording.live import (
     parse_address,
     serve,
 )
-from chopper.reports.live import panel, reasons_text
+from chopper.reports.live import panel
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
 from tests.attributing import verdict_of
@@ -186,24 +186,6 @@ def test_the_panel_shows_the_unknown_as_unknown() -> None:
     assert re.search(r"0 +12 +250 ms +50\.0 % +– +–", text)
     assert re.search(r"1 +– +– +– +– +–", text)
     assert re.search(r"1\.98 GHz +651 W +– +– +–", text)
-
-
-def test_devices_of_several_hosts_are_told_apart_and_those_left_out_counted() -> None:
-    devices = [LiveDevice(h, i, power_w=300.0) for h in ("north", "south") for i in range(5)]
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(panel(Snapshot(0, [], devices, []), "run"))
-    text = console.export_text()
-    assert re.search(r"north 4 +– +300 W", text)
-    assert re.search(r"south 2 +– +300 W", text)
-    assert "south 3" not in text
-    assert "8 of 10 devices" in text
-
-
-def test_reasons_in_words() -> None:
-    assert reasons_text(None) == "–"
-    assert reasons_text(0) == "none"
-    assert reasons_text(0x24) == "thermal, power cap"
-    assert reasons_text(0x4 | 1 << 40) == "power cap, 0x10000000000"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import torch
 import chopper
 from chopper.collectors import registry
 from chopper.collectors.sampler import SamplerProcess
-from chopper.errors import UsageError
 from chopper.storage.run import Run
 from tests.recording.make import TRACE_ONLY, steps_of, traced_of
 from tests.waiting import PATIENCE_S
@@ -88,11 +87,6 @@ def test_a_collector_that_raises_harms_nothing_else(task, fake, monkeypatch, sta
         "chopper: recorded 1 rank, 4 steps; next: chopper analyze run",
         f"chopper: collector fake failed: {stage}: RuntimeError: no {stage} today",
     ]
-
-
-def test_an_unknown_collector_is_a_usage_error():
-    with pytest.raises(UsageError, match="no collector is called 'hots'"):
-        chopper.profile("run", collect=["hots"])
 
 
 def test_without_a_trace_steps_remain(task):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import os
 import shlex
 import signal
@@ -412,35 +411,6 @@ def test_processes_without_rank_have_runs_of_their_own(record):
     ]  # fmt: skip
 
 
-@pytest.mark.long  # tests/recording/test_children.py shows it of a profile's children
-def test_the_rank_of_a_parent_that_took_no_step_goes_to_its_children(record):
-    script = record.script(
-        """
-        import torch.distributed as dist, torch.multiprocessing as mp
-
-        def main(rank):
-            dist.init_process_group(
-                "gloo", init_method=f"file://{os.getcwd()}/rendezvous", rank=rank, world_size=2
-            )
-            for _ in range(4): step()
-            dist.barrier()
-            dist.destroy_process_group()
-
-        if __name__ == "__main__":
-            model(torch.ones(1, 8))  # the parent tries the model, in training mode
-            mp.spawn(main, nprocs=2)
-        """
-    )
-    done = record(sys.executable, script)
-    assert done.returncode == 0, done.stderr
-    run = record.run()
-    assert run.ranks == [0, 1]
-    assert [run.part(rank).world_size for rank in run.ranks] == [2, 2]
-    assert [run.table(rank, "step").num_rows for rank in run.ranks] == [4, 4]
-    assert Run.open(record.directory / "run" / "process-2").part(0).steps_count == 0
-    assert "recorded 2 ranks, 4 steps" in done.stderr
-
-
 def test_set_up_is_not_part_of_the_first_step(record):
     script = record.script(
         """
@@ -559,16 +529,6 @@ def test_no_command(record):
     done = record()
     assert done.returncode == 2
     assert "no command;" in done.stderr
-
-
-def test_an_earlier_run_is_kept(record):
-    run = record.directory / "run" / "rank-00000"
-    run.mkdir(parents=True)
-    (run / "manifest.json").write_text(json.dumps({"schema_version": 1, "rank": 0}))
-    done = record("true")
-    assert done.returncode == 1
-    assert "holds a run already; pass --force" in done.stderr
-    assert (run / "manifest.json").exists()
 
 
 def test_the_earlier_run_is_there_until_the_new_one_is(record):

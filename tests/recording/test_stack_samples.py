@@ -214,18 +214,6 @@ def test_a_thread_that_ends_while_it_is_sampled_ends_the_sampling():
     assert not sampler.take_rows()
 
 
-@pytest.mark.parametrize(
-    ("step_s", "period_s"), [(0.001, 0.0005), (0.032, 0.002), (3.0, 0.004)], ids=str
-)
-def test_short_steps_are_sampled_as_often_as_long_ones(monkeypatch, step_s, period_s):
-    sampler, now_s = StackSampler(), 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
-    sampler.step_ended()
-    now_s += step_s
-    sampler.step_ended()
-    assert sampler._period_s == pytest.approx(period_s)
-
-
 def test_the_interpreters_switch_interval_is_the_programs_again():
     before_s, sampler = sys.getswitchinterval(), StackSampler()
     sampler.begin()

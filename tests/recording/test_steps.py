@@ -22,17 +22,14 @@ import chopper
 from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.recording import claim, step_log
-from chopper.recording import session as _session
 from chopper.recording.options import (
     DEFAULT_WINDOWS,
-    DEFAULT_WINDOWS_TEXT,
     Window,
-    make_options,
     parse_windows,
 )
 from chopper.recording.steps import OptimizerCycle
 from chopper.recording.windows import LongSteps
-from chopper.storage import clock, streams
+from chopper.storage import clock
 from chopper.storage.run import Run
 from tests import command
 from tests.recording.make import (
@@ -51,14 +48,25 @@ def ends(cycle, *optimizers):
     return [end for at, which in enumerate(optimizers, 1) for end in cycle.stepped(which, at)]
 
 
-def test_one_optimizer_ends_each_step():
-    # The first end is certain only when the optimizer comes round again.
-    assert ends(OptimizerCycle(), 7) == []
-    assert ends(OptimizerCycle(), 7, 7, 7) == [1, 2, 3]
+@pytest.mark.parametrize(
+    ("optimizers", "found"),
+    [
+        ([7], []),  # certain only when the optimizer comes round again
+        ([7, 7, 7], [1, 2, 3]),
+        ([1, 2, 1, 2, 1, 2], [2, 4, 6]),
+        ([1, 2, 1, 2, 1], [2, 4]),
+        ([9, *[1, 2] * 20], [1, *range(3, 43, 2)]),  # what stepped once at first begins no steps
+    ],
+)
+def test_the_last_of_the_optimizers_of_a_step_ends_it(optimizers, found):
+    assert ends(OptimizerCycle(), *optimizers) == found
 
 
-def test_the_last_of_several_optimizers_ends_a_step():
-    assert ends(OptimizerCycle(), 1, 2, 1, 2, 1, 2) == [2, 4, 6]
+def test_optimizers_may_change_for_good():
+    cycle = OptimizerCycle()
+    assert ends(cycle, 1, 2, 1, 2) == [2, 4]
+    assert ends(cycle, *[1] * 250)[-1] == 250  # 2 never comes again
+    assert len(ends(cycle, *[3, 4] * 20)) == 20  # nor does 1: its step, and those of 3 and 4
 
 
 C, A, T = "critic", "actor", "temperature"
@@ -101,26 +109,6 @@ def test_optimizers_that_step_in_some_steps_only(schedule, warm_up):
 
 
 @hypothesis.given(
-    runs=st.lists(
-        st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 33, 40]), st.booleans()), max_size=6
-    )
-)
-def test_an_optimizer_that_steps_alone_is_a_shortcut_only(runs):
-    quick, thorough = OptimizerCycle(), OptimizerCycle()
-    now_ns = 0
-    for optimizer_id, count, dropped in runs:
-        for _ in range(count):
-            now_ns += 1
-            thorough._alone = None
-            ends_of_quick = quick.stepped(optimizer_id, now_ns)
-            assert ends_of_quick == thorough.stepped(optimizer_id, now_ns)
-            assert quick.tentative_ns == thorough.tentative_ns
-        if dropped:
-            quick.dropped(optimizer_id)
-            thorough.dropped(optimizer_id)
-
-
-@hypothesis.given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)), max_size=4)
 )
 def test_any_schedule_of_followers_is_learned(followers):
@@ -142,31 +130,9 @@ def test_any_schedule_of_followers_is_learned(followers):
     assert [end for end, _ in found[48:]] == truth[48:]
 
 
-def test_optimizers_may_change_for_good():
-    cycle = OptimizerCycle()
-    assert ends(cycle, 1, 2, 1, 2) == [2, 4]
-    assert ends(cycle, *[1] * 250)[-1] == 250  # 2 never comes again
-    assert len(ends(cycle, *[3, 4] * 20)) == 20  # nor does 1: its step, and those of 3 and 4
-
-
-def test_what_stepped_once_at_first_begins_no_steps():
-    found = ends(OptimizerCycle(), 9, *[1, 2] * 20)
-    assert found == [1, *range(3, 43, 2)]
-
-
-def test_a_step_that_lacks_an_optimizer_did_not_end():
-    cycle = OptimizerCycle()
-    assert ends(cycle, 1, 2, 1, 2, 1) == [2, 4]
-    assert cycle.tentative_ns is None
-
-
 @pytest.mark.parametrize("spec", ["3:8", (3, 8), range(3, 8)])
 def test_steps_to_trace(spec):
     assert parse_windows(spec) == (Window(3, 8, settle=1),)
-
-
-def test_from_the_first_step_there_is_nothing_to_settle_in():
-    assert parse_windows(":2") == (Window(0, 2, settle=0),)
 
 
 @pytest.mark.parametrize("spec", ["", "3", "a:b", "5:5", "8:3", (-1, 3), (1, 2, 3), 4])
@@ -270,18 +236,6 @@ def test_a_step_that_a_gradient_scaler_skips_is_a_step(task):
     assert GradScaler.step is plain
 
 
-def test_skipped_steps_of_one_of_two_optimizers(task):
-    from torch.amp.grad_scaler import GradScaler
-
-    other = Task()
-    scalers = GradScaler("cpu"), GradScaler("cpu")
-    with chopper.profile("run", collect=(), trace=False):
-        for number in range(6):
-            scaled_step(task, scalers[0], task.optimizer)
-            scaled_step(other, scalers[1], other.optimizer, overflows=number in (2, 3))
-    assert len(steps_of("run")) == 6
-
-
 def test_a_scaler_that_fails_fails_as_without_a_recording(task):
     from torch.amp.grad_scaler import GradScaler
 
@@ -324,15 +278,6 @@ def test_optimizers_are_seen_when_torch_comes_later(tmp_path, body, count, why):
     found = Run.open(tmp_path / "run").part(0).findings
     assert [f.code for f in found] == (["run.no_steps"] if why else [])
     assert why is None or why in found[0].message
-
-
-def test_two_optimizers_one_step():
-    first, second = Task(), Task()
-    with chopper.profile("run", collect=TRACE_ONLY):
-        for _ in range(4):
-            first.step()
-            second.step()
-    assert [row["number"] for row in steps_of("run")] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -415,24 +360,6 @@ def test_steps_found_before_the_programs_own_were_parts_of_its_first(task):
     assert profiled_of("run") == [0]
 
 
-def test_without_a_trace_no_step_is_profiled(task):
-    with chopper.profile("run", collect=(), trace=False):
-        for _ in range(3):
-            task.step()
-    assert [row["profiled"] for row in steps_of("run")] == [False] * 3
-
-
-def test_long_steps_that_come_again_are_expected():
-    for period in (2, 5, 16):
-        steps, found = LongSteps(), {}
-        for number in range(7, 60):
-            expected = steps.ended(number, (9 if number % period == 0 else 1) * 10**9)
-            if expected is not None:
-                found[number] = expected
-        assert found
-        assert all(found[number] == (number + period, period) for number in found)
-
-
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -482,54 +409,6 @@ def test_no_second_trace_while_a_span_of_the_first_is_open(task):
     assert [f.code for f in Run.open(Path("run")).part(0).findings] == ["run.window_skipped"]
 
 
-def test_chosen_steps_are_traced(task):
-    with chopper.profile("run", collect=TRACE_ONLY, steps=(4, 6)):
-        for _ in range(8):
-            task.step()
-    assert traced_of("run") == [4, 5]
-
-
-def test_a_run_that_ends_before_its_window_says_why_it_has_no_trace(task):
-    with chopper.profile("run", collect=TRACE_ONLY, steps=(10, 12)):
-        for _ in range(5):
-            task.step()
-    part = Run.open(Path("run")).part(0)
-    assert part.traces == ()
-    assert part.collectors[0].reason == (
-        "the program ended after 5 steps, before steps 10:12 were traced; ask for earlier ones, "
-        "such as --steps 0:5"
-    )
-    assert len(steps_of("run")) == 5
-
-
-def test_call_stacks_are_asked_for_by_the_command_that_runs_the_program(monkeypatch):
-    assert not make_options(collect=None, steps=None, output=None).stacks
-    monkeypatch.setenv("CHOPPER_STACKS", "1")
-    assert make_options(collect=None, steps=None, output=None).stacks
-
-
-def test_a_loop_without_steps_is_traced_whole(task):
-    with chopper.profile("run", collect=TRACE_ONLY):
-        task.model(torch.ones(2, 8))
-    assert steps_of("run") == []
-    assert "aten::addmm" in names_of("run")
-
-
-@pytest.mark.parametrize("collect", [(), TRACE_ONLY], ids=["no trace", "a far window"])
-def test_no_step_is_kept_in_memory(collect, monkeypatch):
-    monkeypatch.setattr(streams, "_FLUSH_NS", 0)
-    with chopper.profile("run", collect=collect, steps=(1000, 1001)) as prof:
-        for _ in range(100):
-            prof.step()
-        session = _session.active()
-        assert session is not None
-        assert session._steps is not None
-        log = session._steps.log
-        kept = [v for v in (*vars(log).values(), log._steps.rows) if isinstance(v, list)]
-        assert not any(kept)
-    assert len(steps_of("run")) == 100
-
-
 def test_steps_stay_on_disk_until_those_that_replace_them_are(tmp_path):
     def on_disk():
         with pyarrow.ipc.open_stream(tmp_path / "step.arrow") as stream:
@@ -564,27 +443,10 @@ def test_marks_that_come_late_begin_the_windows_again(task):
     assert findings_of() == ["run.steps_recounted"]
 
 
-def test_marks_that_come_within_a_later_window_begin_the_windows_again(task):
-    with chopper.profile("run", collect=TRACE_ONLY) as prof:
-        for _ in range(10):
-            for _ in range(52):
-                task.step()
-            prof.step()
-    assert traced_of("run") == [2, 3, 4, 5, 6]
-    assert len(steps_of("run")) == 10
-
-
 def test_a_recording_without_steps_says_so():
     with chopper.profile("run", collect=(), trace=False):
         pass
     assert findings_of() == ["run.no_steps"]
-
-
-def test_help_names_the_default_windows():
-    assert DEFAULT_WINDOWS_TEXT == "2:7, replaced by 50:55 if reached and different"
-    documented = chopper.profile.__doc__ or ""
-    for window in DEFAULT_WINDOWS:
-        assert f"``{window.start}:{window.stop}``" in documented
 
 
 MANUAL = """
@@ -752,16 +614,3 @@ def test_models_that_are_trained_in_turn_have_steps_of_their_own_kind():
     second = sorted(n for kind, numbers in steps.items() if "2" in kind for n in numbers)
     assert second == list(range(20, 60))  # those that took long among them
     assert traced_of("run") == list(range(50, 55))
-
-
-def test_optimizers_that_are_made_anew_for_a_few_steps_each_are_all_seen():
-    with chopper.profile("run", collect=TRACE_ONLY, trace=False):
-        session = _session.active()
-        assert session is not None
-        for _ in range(12):  # folds, trials, adaptation to one input
-            task = Task()
-            for _ in range(3):
-                task.step()
-            trained = {id(parameter) for parameter in task.model.parameters()}
-            assert trained <= session._steps.optimizers.trained_ids
-    assert len(steps_of("run")) == 36

@@ -12,7 +12,6 @@ import chopper
 from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.recording.budget import EVENTS, SECONDS, TraceBudget
-from chopper.recording.options import Window
 from chopper.storage.run import Run
 from tests import command
 from tests.recording.make import (
@@ -136,14 +135,6 @@ def test_seconds_count_but_not_those_of_the_first_step(monkeypatch):
     assert budget.reached()
 
 
-def test_windows_that_move_and_shrink():
-    window = Window(2, 7, settle=2)
-    assert window.moved(8) == Window(9, 14, settle=1)
-    assert window.moved(8).fitted(3) == Window(9, 11, settle=1)
-    assert window.moved(8).fitted(1) == Window(9, 10, settle=0)
-    assert window.fitted(100) == window
-
-
 @pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan")])
 def test_a_limit_is_above_zero(limit):
     with pytest.raises(UsageError, match="expected a factor above 0"):
@@ -173,11 +164,3 @@ def test_options_of_the_trace_reach_the_recorded_program(tmp_path):
     assert operators
     assert not any("Input Dims" in args for args in operators)
     assert any(event.get("cat") == "python_function" for event in events)
-
-
-def test_a_window_that_the_program_never_reaches_is_said(tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    options = ["-o", "run", "--collect", "torch_trace", "--steps", "100:105"]
-    done = command.run("record", *options, "--", sys.executable, "train.py")
-    assert done.code == 0
-    assert "9 steps, no trace: the program ended after 9 steps, before steps 100:105" in done.err

@@ -78,14 +78,6 @@ def test_what_did_not_change_is_not_fetched_again(s3: Any, traces: Path) -> None
     assert copy.read_bytes() == (traces / "rank1.json.gz").read_bytes()
 
 
-def test_files_that_are_gone_are_not_read(s3: Any, traces: Path) -> None:
-    s3.put(f"{traces}/", "bucket/job/", recursive=True)
-    assert len(pipeline.read(f"{BUCKET}/job").ranks) == 2
-    forget()
-    s3.rm("bucket/job/rank1.json.gz")
-    assert len(pipeline.read(f"{BUCKET}/job").ranks) == 1
-
-
 def test_a_run_is_written_and_read_at_an_address(s3: Any, traces: Path, tmp_path: Path) -> None:
     s3.put(f"{traces}/", "bucket/job/", recursive=True)
     made = run("import", f"{BUCKET}/job/*", "-o", f"{BUCKET}/runs/job", cwd=tmp_path)
@@ -358,13 +350,6 @@ def test_a_copy_that_was_cut_off_is_fetched_again(s3: Any, traces: Path) -> None
     assert Path(copy).read_bytes() == whole
 
 
-def test_how_far_the_copying_is_can_be_shown(s3: Any, traces: Path) -> None:
-    s3.put(f"{traces}/", "bucket/job/", recursive=True)
-    said: list[str] = []
-    remote.here([f"{BUCKET}/job"], said.append)
-    assert re.search(r"^ \(2 of 2 files copied, [\d.]+ KiB\)$", said[-1])
-
-
 def test_access_that_is_denied_is_one_line(s3: Any, traces: Path) -> None:
     s3.put(str(traces / "rank0.json"), "bucket/one.json")
     endpoint = os.environ["AWS_ENDPOINT_URL"]
@@ -450,13 +435,6 @@ def test_ten_thousand_files_are_too_many(s3: Any, monkeypatch: pytest.MonkeyPatc
         s3.pipe(f"bucket/job/{i}.json", b"{}")
     with pytest.raises(InputError, match="the pattern matches 3 files, expected at most 2"):
         pipeline.read(f"{BUCKET}/job/*.json")
-
-
-@pytest.mark.parametrize("name", ["bad.json", "job/bad.json", "a/deep/job/bad.json"])
-def test_a_bad_file_is_named_by_its_address(s3: Any, name: str) -> None:
-    s3.pipe(f"bucket/{name}", b"not a trace")
-    with pytest.raises(InputError, match=rf"^{BUCKET}/{name}: not JSON"):
-        pipeline.read(f"{BUCKET}/{name}")
 
 
 class _Server(http.server.BaseHTTPRequestHandler):

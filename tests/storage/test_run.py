@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from chopper.errors import OutputError, RunFormatError, SchemaError
+from chopper.errors import OutputError, SchemaError
 from chopper.hardware.launchers import RankInfo
 from chopper.recording.claim import claim
 from chopper.recording.finish import finalize
@@ -32,8 +31,7 @@ from chopper.storage.destination import (
     settle,
 )
 from chopper.storage.files import write_atomic
-from chopper.storage.layout import is_run, rank_dir_name
-from chopper.storage.manifest import Measure, RankManifest, RunManifest, encode
+from chopper.storage.manifest import Measure, encode
 from chopper.storage.parts import RunWriter
 from chopper.storage.processes import identity_of
 from chopper.storage.run import Run
@@ -152,40 +150,7 @@ def test_run_is_made_of_its_parts(tmp_path: Path) -> None:
     assert opened.table(0, "counter").num_rows == 0
 
 
-def test_run_without_ranks_cannot_be_closed(tmp_path: Path) -> None:
-    with pytest.raises(RunFormatError, match="no rank recorded anything"):
-        finalize(tmp_path)
-
-
-def test_unknown_table_and_rank(tmp_path: Path) -> None:
-    run = Run(RunManifest(kind="imported", name="x", ranks=[RankManifest(rank=0)]), None)
-    with pytest.raises(KeyError):
-        run.table(0, "no such table")
-    assert run.table(0, "counter").num_rows == 0
-    assert repr(run) == "<chopper.Run 'None': 1 rank(s)>"
-
-
-def test_members_of_a_later_minor_version_are_ignored(tmp_path: Path) -> None:
-    RunWriter(tmp_path, 0).save()
-    finalize(tmp_path)
-    file = tmp_path / "manifest.json"
-    document = json.loads(file.read_text())
-    document["a_member_of_the_future"] = {"x": 1}
-    file.write_text(json.dumps(document))
-    assert Run.open(tmp_path).ranks == [0]
-
-
 # ---------------------------------------------------------------- places
-
-
-def test_what_is_a_run(tmp_path: Path) -> None:
-    assert not is_run(tmp_path)
-    assert not is_run(tmp_path / "nothing")
-    (tmp_path / "rank-1").mkdir()
-    assert not is_run(tmp_path)
-    (tmp_path / rank_dir_name(1)).mkdir()
-    assert is_run(tmp_path)
-    assert rank_dir_name(123456) == "rank-123456"
 
 
 def test_output_is_prepared_but_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -224,12 +189,6 @@ def test_atomic_write_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"taken: cannot be written \(Is a directory\)"):
         write_atomic(tmp_path / "taken", b"x")
     assert sorted(os.listdir(tmp_path)) == ["f", "taken"]  # noqa: PTH208
-
-
-def test_rank_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(OutputError, match="cannot be created"):
-        RunWriter(tmp_path / "run", 0)
 
 
 # ---------------------------------------------------------------- replacing a run
@@ -376,20 +335,6 @@ def test_a_killed_recording_without_a_step_replaces_no_run(
         assert {name: (run / name).read_bytes() for name in earlier} == earlier
         assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     assert next(moves) == 6 - 8  # the last of them went to the end
-
-
-def test_a_run_that_an_earlier_version_set_aside_is_shown(tmp_path: Path) -> None:
-    """It named host and process; one of another run, with a name that is longer, stays."""
-    run = recorded(tmp_path / "run", **STEPS)
-    mine = recorded(tmp_path / f".run.{socket.gethostname()}-7.old", rank=5, **STEPS)
-    other = recorded(tmp_path / ".run.2026-11.old", **STEPS)
-    (line,) = recover(run)
-    assert line.endswith(f"the run that was there before is kept as {tmp_path / 'run.before'}")
-    assert Run.open(tmp_path / "run.before").ranks == [5]
-    assert Run.open(run).ranks == [0]
-    assert other.is_dir()
-    assert not mine.exists()
-    assert recover(run) == []
 
 
 def test_a_command_that_removes_or_fills_the_output_loses_no_run(tmp_path: Path) -> None:
