@@ -16,7 +16,7 @@ from chopper.errors import say
 from chopper.hardware.launchers import RankInfo
 from chopper.integrations.recording import TrainerRecording
 from chopper.recording import claim
-from chopper.recording.messages import exception_text
+from chopper.recording.finish import exception_text
 
 try:
     from ray.train.v2._internal.constants import is_v2_enabled

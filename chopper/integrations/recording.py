@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from chopper.errors import ChopperError, UsageError, say
+from chopper.recording.finish import exception_text
 from chopper.recording.hook import arming
-from chopper.recording.messages import exception_text
 from chopper.recording.profile import Profile, profile
 from chopper.recording.session import Session, active
 

@@ -39,7 +39,7 @@ from chopper.analyzers.trace.columns import ints
 from chopper.errors import ChopperError, OutputError, UsageError, say
 from chopper.fresh_python import environment
 from chopper.integrations import TRACKERS
-from chopper.recording.messages import exception_text
+from chopper.recording.finish import exception_text
 from chopper.wording import UNKNOWN, ratio
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chopper.recording import forking
-from chopper.recording.messages import exception_text
+from chopper.recording import signals
+from chopper.recording.finish import exception_text
 from chopper.storage import manifest as m
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Collecting:
             names = tuple(dict.fromkeys((*names, _HISTORY)))
         if not self._options.trace:
             self._refused(_TRACE, "not requested (trace=False)")
-        elif _TRACE in names and forking.cannot_trace():
+        elif _TRACE in names and signals.cannot_trace():
             self._refused(
                 _TRACE,
                 "this process was forked from one that had traced, and no trace can be taken in it",

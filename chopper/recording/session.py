@@ -25,15 +25,13 @@ from chopper.collectors.base import CollectorContext
 from chopper.collectors.torch_trace import TorchTrace
 from chopper.errors import UsageError, say
 from chopper.hardware import environment, launchers
-from chopper.recording import claim, forking, handover, messages
+from chopper.recording import claim, handover, signals
 from chopper.recording.collecting import Collecting
-from chopper.recording.finish import finalize
+from chopper.recording.finish import Status, announce, ending, exception_text, finalize
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import note
-from chopper.recording.messages import Status, ending, exception_text
 from chopper.recording.options import Options, Window, for_children, make_options
 from chopper.recording.phases import OpenPhase, Phase
-from chopper.recording.signals import TerminationGuard, no_interrupts
 from chopper.recording.steps import StepTracker, keep_measure
 from chopper.recording.windows import TraceWindows
 from chopper.storage import clock
@@ -78,7 +76,7 @@ class Session:
         self._collecting = Collecting(options)
         self._steps: StepTracker
         """Set from the claim of the rank's folder on, before ``recording`` is."""
-        self._guard = TerminationGuard(self._terminated)
+        self._guard = signals.TerminationGuard(self._terminated)
         self._children: arming.ChildrenRecorded | None = None
         self._store: Any = None
         """Connection to the store of the job, where ranks are to be gathered."""
@@ -157,7 +155,7 @@ class Session:
         threading.Thread(target=self._flush_idle, daemon=True, name="chopper").start()
         atexit.register(self.close)
         # Multiprocessing's children leave without atexit.
-        if forking.in_multiprocessing_child():
+        if signals.in_multiprocessing_child():
             from multiprocessing.util import Finalize
 
             Finalize(None, self.close, exitpriority=100)
@@ -316,7 +314,7 @@ class Session:
         global _active
         if os.getpid() != self._pid or not self.recording:
             return
-        with self._lock, no_interrupts():
+        with self._lock, signals.no_interrupts():
             signal_before = self._signal_at_close
             self._signals_wait = True
             self.recording = False
@@ -430,7 +428,7 @@ class Session:
         """
         if self.info.rank == 0 and self._closed and not claim.launched():
             with contextlib.suppress(Exception):  # the profiler never changes the program
-                messages.announce(self._place, self.path, self._manifest)
+                announce(self._place, self.path, self._manifest)
 
     def _give_up(self, exc: BaseException) -> None:
         """Stop recording for good; the program goes on."""
@@ -496,7 +494,7 @@ class Session:
         self._guard.disarm()
         self._steps.unwatch()
         self._steps.windows.forked()
-        if not forking.forks_loader_worker():
+        if not signals.forks_loader_worker():
             arming.arm_forked(start_from_environment)
 
 
@@ -560,4 +558,4 @@ def _in_forked_child() -> None:
         _active.forked()
 
 
-forking.watch(_before_fork, _in_forked_child)
+signals.watch_forks(_before_fork, _in_forked_child)

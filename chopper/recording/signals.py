@@ -1,8 +1,9 @@
-"""Close a recording when the process is told to end, and end as it would have ended.
+"""Signals and forks: close a recording when the process is told to end, and end as it would have.
 
 torchrun ends the other ranks by SIGTERM when one of them dies, and a terminal that is closed ends
 its programs by SIGHUP. Python would be gone at once, and the last steps with it. A handler of the
-program's own is never replaced, nor is the signal taken where it is ignored (``nohup``).
+program's own is never replaced, nor is the signal taken where it is ignored (``nohup``). No trace
+survives in a forked child, and none may harm it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +22,9 @@ from typing import Any
 _SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
 _PATIENCE_S = 1.0
 """A main thread that has not noticed the signal for so long counts as blocked."""
+_traced = False
+"""True once this process, or one that it was forked from, has traced."""
+_forked_from_traced = False
 
 
 class TerminationGuard:
@@ -161,3 +166,49 @@ def interrupts_end_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def has_traced() -> None:
+    """Kineto's threads run in this process from here on."""
+    global _traced
+    _traced = True
+
+
+def cannot_trace() -> bool:
+    """Return whether this process was forked from one that traced: it lacks Kineto's threads."""
+    return _forked_from_traced
+
+
+def watch_forks(before: Callable[[], None], in_child: Callable[[], None]) -> None:
+    """Have ``before`` called before each fork, and ``in_child`` after it, in the child."""
+
+    def after() -> None:
+        global _forked_from_traced
+        if _traced:
+            _forked_from_traced = True
+            from chopper.collectors.torch_trace import leave_without_destructors
+
+            leave_without_destructors()
+        in_child()
+
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=before, after_in_child=after)
+
+
+def in_multiprocessing_child() -> bool:
+    """Return whether multiprocessing started this process, which then ends without ``atexit``."""
+    if "multiprocessing.util" not in sys.modules:
+        return False
+    import multiprocessing
+
+    return multiprocessing.parent_process() is not None
+
+
+def forks_loader_worker() -> bool:
+    """Return whether torch's data loader is about to fork a worker, which only loads."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            return True
+        frame = frame.f_back
+    return False

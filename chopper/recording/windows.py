@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chopper.hardware import environment
-from chopper.recording import forking
+from chopper.recording import signals
 from chopper.recording.budget import TraceBudget
-from chopper.recording.messages import exception_text
+from chopper.recording.finish import exception_text
 from chopper.recording.options import DEFAULT_WINDOWS, Window
 from chopper.recording.stack_samples import StackSampler
 from chopper.storage import clock
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from chopper.recording.phases import PhaseLog
-    from chopper.recording.step_log import StepLog
+    from chopper.recording.steps import StepLog
     from chopper.storage.parts import RunWriter
 
 # A loop that never steps would be traced to its end, which may be days away.
@@ -204,7 +204,7 @@ class TraceWindows:
                 )
             return False
         if number >= self._upcoming[0].begin:
-            forking.has_traced()
+            signals.has_traced()
             self._trace.begin()
             # Not before: a span that another thread opens outside of the trace fails at its end.
             self._annotator.install()
@@ -226,7 +226,7 @@ class TraceWindows:
             )
             return False
         if number == self._upcoming[0].begin - 1:
-            forking.has_traced()
+            signals.has_traced()
             self._trace.prepare()
             return True
         return False
@@ -380,7 +380,7 @@ class TraceWindows:
 
     def before_fork(self) -> None:
         """A process is about to be forked from this thread: no trace survives in it."""
-        if self._capture is None or not self._trace.mine or forking.forks_loader_worker():
+        if self._capture is None or not self._trace.mine or signals.forks_loader_worker():
             return
         self.finish()
         self._part.note(

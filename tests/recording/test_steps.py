@@ -21,13 +21,13 @@ from torch import nn
 import chopper
 from chopper import pipeline
 from chopper.errors import UsageError
-from chopper.recording import claim, step_log
+from chopper.recording import claim
 from chopper.recording.options import (
     DEFAULT_WINDOWS,
     Window,
     parse_windows,
 )
-from chopper.recording.steps import OptimizerCycle
+from chopper.recording.steps import OptimizerCycle, StepLog
 from chopper.recording.windows import LongSteps
 from chopper.storage import clock
 from chopper.storage.run import Run
@@ -414,7 +414,7 @@ def test_steps_stay_on_disk_until_those_that_replace_them_are(tmp_path):
         with pyarrow.ipc.open_stream(tmp_path / "step.arrow") as stream:
             return stream.read_all()["end_ns"].to_pylist()
 
-    log = step_log.StepLog(tmp_path)
+    log = StepLog(tmp_path)
     log.source = "optimizer"
     log.begin()
     for end_ns in (10**18, 10**18 + 1):
