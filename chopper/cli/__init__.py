@@ -233,12 +233,7 @@ class _Group(LazyGroup):
     callback=lambda ctx, _param, wanted: _show_version(ctx) if wanted else None,
     help="Show the version and how it was built.",
 )
-@click.option(
-    "--allow-redirects",
-    is_flag=True,
-    help="Follow servers of http addresses to other servers, if not into a nearer network.",
-)
-def cli(max_input: str | None, allow_redirects: bool) -> None:
+def cli(max_input: str | None) -> None:
     """The hardware could do this step in X ms; it took Y ms: where did the rest go?
 
     \b
@@ -254,10 +249,6 @@ def cli(max_input: str | None, allow_redirects: bool) -> None:
 
         size_bytes(max_input, "--max-input")
         os.environ[VARIABLE] = max_input  # for the processes that this one starts, too
-    if allow_redirects:
-        from chopper.storage.web import ALLOW_REDIRECTS
-
-        os.environ[ALLOW_REDIRECTS] = "1"
 
 
 def _show_version(ctx: click.Context) -> None:
@@ -300,8 +291,8 @@ def main() -> None:
     words = sys.argv[1:]
     for line in words:
         remember(line)
-    while words[:1] in (["--max-input"], ["--allow-redirects"]):
-        words = words[2 if words[0] == "--max-input" else 1 :]
+    while words[:1] == ["--max-input"]:
+        words = words[2:]
     word = "".join(meant(words)[:1])
     if word in _READING:
         # Arrow's own pool keeps what is freed: a report took a fifth more memory with it.

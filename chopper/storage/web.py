@@ -1,8 +1,8 @@
 """Files at ``http://`` and ``https://`` addresses, with the standard library.
 
 What a server sends is bounded (:class:`chopper.limits.Arrival`). A redirection is followed to the
-same host; to another one only where the user allows it, and never to a network that is nearer to
-this machine than the one that was named. What a refused one leads to is neither asked nor quoted.
+same server alone, at the address that it was first found at. What a refused one leads to is neither
+asked nor quoted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import contextlib
 import functools
 import http.client
 import io
-import ipaddress
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +22,6 @@ from chopper.addresses import without_secrets
 from chopper.errors import InputError, printable
 from chopper.limits import Arrival
 
-ALLOW_REDIRECTS = "CHOPPER_ALLOW_REDIRECTS"
-"""In the environment, for the processes that a command starts, too."""
 _CONNECT_S, _READ_S = 10.0, 30.0
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
@@ -34,36 +30,6 @@ _MOST_HEAD_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 _SAFE = "/%:@!$&'()*+,;=~-._[]?"
-_METADATA = tuple(
-    ipaddress.ip_network(network)
-    for network in (
-        *("169.254.0.0/16", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
-        *("fd00:ec2::/32", "fd20:ce::254"),
-    )
-)
-"""What machines of clouds ask who they are, and for credentials."""
-_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48")))
-"""Addresses of IPv4 in the last bits of IPv6, besides those that Python knows."""
-_HERE, _LINK, _PRIVATE, _INTERNET = range(4)
-
-
-def distance_of(address: str) -> int:
-    """Return how far a network is: 0 this machine, 1 its link, 2 a private one, 3 the internet."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if any(ip in network for network in _METADATA):
-        return _LINK
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
-        if inner is None and int(ip) > 1 and any(ip in network for network in _EMBEDDING):
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return distance_of(str(inner))
-    if ip.is_loopback or ip.is_unspecified or (ip.version == 4 and ip.packed[0] == 0):
-        return _HERE
-    if ip.is_link_local or ip.is_multicast or ip.is_reserved:
-        return _LINK
-    is_site = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
-    return _INTERNET if ip.is_global and not is_site else _PRIVATE
 
 
 class _Paced(io.RawIOBase):
@@ -149,18 +115,16 @@ class Web:
         self, method: str, address: str, arrival: Arrival
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask a server, and those that it redirects to."""
-        name, least, hops = without_secrets(address), _HERE, 0
+        name, ip, hops = without_secrets(address), None, 0
         first = at = _split(address, name)
         while True:
-            connection, response = _connection(at, least, hops, arrival, name), None
+            connection, response = _connection(at, ip, arrival), None
             try:
                 target = (at.path or "/") + (f"?{at.query}" if at.query else "")
                 headers = {"Accept-Encoding": "identity", "User-Agent": "chopper"}
-                if _is_same(first, at):
-                    headers |= _authorization(first)
+                headers |= _authorization(first)  # the same server, wherever it redirects to
                 connection.request(method, quote(target, safe=_SAFE), headers=headers)
-                if not hops:
-                    least = distance_of(connection.sock.getpeername()[0])
+                ip = connection.sock.getpeername()[0]
                 response = connection.getresponse()
                 if response.status not in _REDIRECTS:
                     _check_status(response, address)
@@ -172,7 +136,7 @@ class Web:
                     response.close()
                 connection.close()
             hops += 1
-            at = _redirected(name, first, at, location, hops)
+            at = _redirected(name, at, location, hops)
 
 
 def _split(address: str, name: str) -> SplitResult:
@@ -192,11 +156,11 @@ def _origin(at: SplitResult) -> tuple[str, str | None, int]:
     return at.scheme, at.hostname, at.port or _PORTS[at.scheme]
 
 
-def _is_same(first: SplitResult, at: SplitResult) -> bool:
+def _is_same(at: SplitResult, to: SplitResult) -> bool:
     """Return whether an address is of the same server, or of that with encryption."""
-    host = first.hostname
-    upgraded = (_origin(first), _origin(at)) == (("http", host, 80), ("https", host, 443))
-    return _origin(at) == _origin(first) or upgraded
+    host = at.hostname
+    upgraded = (_origin(at), _origin(to)) == (("http", host, 80), ("https", host, 443))
+    return _origin(to) == _origin(at) or upgraded
 
 
 def _authorization(at: SplitResult) -> dict[str, str]:
@@ -206,13 +170,11 @@ def _authorization(at: SplitResult) -> dict[str, str]:
     return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
 
-def _redirected(
-    name: str, first: SplitResult, at: SplitResult, location: str, hops: int
-) -> SplitResult:
+def _redirected(name: str, at: SplitResult, location: str, hops: int) -> SplitResult:
     """Return where a server redirects to.
 
     Raises:
-        InputError: it is another host, or less safe.
+        InputError: it is another server, or not encrypted any more.
     """
     try:
         to = _split(urljoin(at.geturl(), location) if location else "", name)
@@ -220,44 +182,25 @@ def _redirected(
         raise InputError(f"{name}: redirects to what is no http or https address") from None
     if hops > _MOST_REDIRECTS:
         raise InputError(f"{name}: redirects more than {_MOST_REDIRECTS} times")
-    if (at.scheme, to.scheme) == ("https", "http"):
-        raise InputError(f"{name}: redirects from https to http, which anybody on the way reads")
-    if not _is_same(first, to) and not os.environ.get(ALLOW_REDIRECTS):
+    if not _is_same(at, to):
         _, host, port = _origin(to)
         raise InputError(
             f"{name}: redirects to another server, {printable(str(host)[:100])}:{port}, which is "
-            "not followed; name that one, or put `chopper --allow-redirects` before the command"
+            "not followed; name that one"
         )
     return to
 
 
-def _connection(
-    at: SplitResult, least: int, hops: int, arrival: Arrival, name: str
-) -> http.client.HTTPConnection:
-    """Return a connection, not open yet; of a redirection only to where it may lead."""
+def _connection(at: SplitResult, ip: str | None, arrival: Arrival) -> http.client.HTTPConnection:
+    """Return a connection, not open yet, to this IP address of the server if one is given.
 
-    def connect(address: tuple[str, int], timeout: Any, _source: Any = None) -> socket.socket:
-        endpoints = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        for *_, (ip, *_more) in endpoints if hops else ():
-            distance = distance_of(str(ip))
-            if distance < least or (distance == _LINK != least):
-                raise InputError(
-                    f"{name}: redirects to {printable(address[0][:100])}, which lies in a network "
-                    "nearer to this machine, and is not followed"
-                )
-        error: OSError | None = None
-        for family, kind, protocol, _, endpoint in endpoints:
-            sock = socket.socket(family, kind, protocol)
-            try:
-                sock.settimeout(timeout)
-                sock.connect(endpoint)
-                sock.settimeout(_READ_S)
-            except OSError as exc:
-                error = exc
-                sock.close()
-            else:
-                return sock
-        raise error or OSError("the host has no address")
+    Its name may lead elsewhere by now, for example into the network of this machine.
+    """
+
+    def connect(address: tuple[str, int], timeout: float, _source: Any = None) -> socket.socket:
+        sock = socket.create_connection((ip or address[0], address[1]), timeout)
+        sock.settimeout(_READ_S)
+        return sock
 
     kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
     connection = kind(str(at.hostname), _origin(at)[2], timeout=_CONNECT_S)

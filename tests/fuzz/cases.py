@@ -174,10 +174,8 @@ def _web(case: Case, bases: Path, place: Path) -> Commands:
     random = case.random("commands")
     if random.random() < 0.3:
         case.edit(lambda r: mutating.edit_file(r, file))
-    allowed = ["--allow-redirects"] * (random.random() < 0.2)
-    name = servers.address(case.random("server"), f"in/{file.name}", allowed=bool(allowed))
-    commands = _reading(random, name, str(bases / "trace" / "0.json"))
-    return [[*allowed, *command] for command in commands]
+    name = servers.address(case.random("server"), f"in/{file.name}")
+    return _reading(random, name, str(bases / "trace" / "0.json"))
 
 
 def _store(case: Case, bases: Path, place: Path) -> Commands:
@@ -479,7 +477,7 @@ def judge(commands: Commands, folder: Path) -> str | None:
         problem = f"chopper {' '.join(commands[-1])}\na foreign file's words in {file}"
     if problem is None and (wrong := _unreadable(commands, folder / "out")) is not None:
         problem = f"chopper {' '.join(commands[-1])}\n{wrong}"
-    if problem is None and "--allow-redirects" not in commands[0]:
+    if problem is None:
         told = [p for p in (folder / "home").rglob("*") if SECRET in p.name]
         if told or _telling(folder / "home") is not None:
             problem = f"chopper {' '.join(commands[-1])}\na secret in a cache"
@@ -509,7 +507,7 @@ def _judge_command(command: list[str], outcomes: list[Outcome]) -> str | None:
     except Exception as exc:  # noqa: BLE001 - that is what is looked for
         return _where(exc)
     outcomes.append(outcome)
-    return _judge_outcome([w for w in command if w != "--allow-redirects"], outcome)
+    return _judge_outcome(command, outcome)
 
 
 def _disagreement(commands: Commands, outcomes: list[Outcome]) -> str | None:

@@ -37,8 +37,7 @@ def placed(word: str) -> str:
     """Return a word of a command with the servers where they are."""
     if "://WEB/" in word or "@WEB/" in word:
         how = json.loads(base64.urlsafe_b64decode(word.split("WEB/")[1].split("/")[0]))
-        for name, secret in (("OTHER", True), ("ALLOWED", False)):
-            how["to"] = how.get("to", "").replace(name, _place(secret=secret))
+        how["to"] = how.get("to", "").replace("OTHER", _place(secret=True))
         word = word.replace(word.split("WEB/")[1].split("/")[0], packed(how), 1)
         word = word.replace("WEB", _place(secret=False), 1)
     return word.replace("STORE", STORE)
@@ -48,7 +47,7 @@ def packed(how: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(how).encode()).decode()
 
 
-def address(random: Random, file: str, *, allowed: bool) -> str:
+def address(random: Random, file: str) -> str:
     """Return an address of a server that sends a file, and does something strange or two."""
     how: dict[str, Any] = {"file": file}
     odd: tuple[dict[str, Any], ...] = (
@@ -68,8 +67,6 @@ def address(random: Random, file: str, *, allowed: bool) -> str:
     )  # fmt: skip
     for _ in range(random.choice((0, 1, 1, 1, 2))):
         how |= random.choice(odd)
-    if allowed and "to" in how:
-        how["to"] = how["to"].replace("OTHER", "ALLOWED")
     user = random.choice(("", "", f"me:{SECRET}@", f"{SECRET}@", f"me:%53{SECRET}@"))
     query = random.choice(
         ("", "", f"?X-Amz-Signature={SECRET}", f"?{SECRET}#{SECRET}", "?a=%2F..%2F")
