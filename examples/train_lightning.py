@@ -3,8 +3,7 @@
     python examples/train_lightning.py runs/mine
 
 A classifier, with two micro-steps of accumulated gradients in each step, a validation and a
-checkpoint after each epoch. In the place of the callback, Trainer(profiler=ChopperProfiler(…))
-records the same.
+checkpoint after each epoch.
 """
 
 from __future__ import annotations
