@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
 
 PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 """Directory that chopper is imported from."""
@@ -99,11 +100,19 @@ def end_with_parent(parent: int, number: int) -> None:
 
 
 class _WithoutPandas:
-    """An import hook to which pandas is not installed."""
+    """An import hook for which pandas cannot be imported, but looked up, as torch's compiler does.
 
-    def find_spec(self, name: str, *_more: object) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("pandas is left out of this process", name=name)
+    None in its place in ``sys.modules`` is what pyarrow takes for the module.
+    """
+
+    def find_spec(self, name: str, *_more: object) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "pandas" else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        raise ModuleNotFoundError("pandas is left out of this process", name=spec.name)
+
+    def exec_module(self, module: object) -> None:
+        """Never called."""
 
 
 def leave_out_pandas() -> None:

@@ -26,10 +26,9 @@ from chopper.errors import (
     say,
 )
 from chopper.hardware.launchers import recorders_job
-from chopper.recording.budget import DEFAULT_TEXT as DEFAULT_LIMIT_TEXT
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import NOTES_VARIABLE
-from chopper.recording.options import DEFAULT_WINDOWS_TEXT
+from chopper.recording.options import DEFAULT_LIMIT_TEXT, DEFAULT_WINDOWS_TEXT
 from chopper.storage import manifest as m
 from chopper.storage.destination import NOTES
 from chopper.storage.files import create

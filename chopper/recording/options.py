@@ -53,6 +53,8 @@ trace the same ones.
 
 DEFAULT_WINDOWS_TEXT = "2:7, replaced by 50:55 if reached and different"
 """The default, for a help text."""
+DEFAULT_LIMIT_TEXT = "about 300,000 events, 1 GB of memory and 60 s"
+"""The limits of a trace (``windows``), for a help text."""
 
 
 def parse_windows(spec: WindowSpec) -> tuple[Window, ...]:
@@ -95,7 +97,7 @@ class Options:
     memory: bool = False
     trace: bool = True
     trace_limit: float = 1.0
-    """Limit of a trace, as a multiple of the default (``budget``)."""
+    """Limit of a trace, as a multiple of the default."""
     name: str | None = None
     force: bool = False
     from_import: bool = False

@@ -11,7 +11,7 @@ import torch
 import chopper
 from chopper import pipeline
 from chopper.errors import UsageError
-from chopper.recording.budget import EVENTS, SECONDS, TraceBudget
+from chopper.recording.windows import EVENTS, SECONDS, TraceBudget
 from chopper.storage.run import Run
 from tests import command
 from tests.recording.make import (
@@ -120,7 +120,7 @@ def test_a_raised_limit_is_a_larger_trace(task):
 
 def test_seconds_count_but_not_those_of_the_first_step(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("chopper.recording.budget.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("chopper.recording.windows.time.monotonic", lambda: now[0])
     budget = TraceBudget(1.0, lambda: 0)
     budget.begin(0)
     now[0] = 10 * SECONDS  # compilation, say
