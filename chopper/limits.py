@@ -193,8 +193,6 @@ class Arrival:
         self._is_told = self._intake.allowed_bytes is not None
         self.sent_bytes = 0
         """So far."""
-        self.content_bytes = 0
-        """Of what was sent, without what a protocol adds."""
 
     def _reserve(self, folder: Path) -> int:
         """Bytes of the disk that stay free: half of it, or what a named limit leaves alone."""
@@ -211,14 +209,11 @@ class Arrival:
             if self._folder is not None and size_bytes > _DISK_EACH_BYTES:
                 self._check_disk(size_bytes)
 
-    def at(self, sent_bytes: int, content_bytes: int | None = None) -> None:
-        """Count the bytes received so far, and those of the file among them."""
+    def at(self, sent_bytes: int) -> None:
+        """Count the bytes received so far."""
         self.sent_bytes = max(self.sent_bytes, sent_bytes)
-        self.content_bytes = max(
-            self.content_bytes, sent_bytes if content_bytes is None else content_bytes
-        )
-        self._intake.check(self.sent_bytes, self.content_bytes)
-        if self._most_bytes is not None and self.content_bytes > self._most_bytes:
+        self._intake.check(self.sent_bytes, self.sent_bytes)
+        if self._most_bytes is not None and self.sent_bytes > self._most_bytes:
             raise InputError(
                 f"{self._name}: more arrives than the {bytes_(self._most_bytes)} that the server "
                 "told; try again"
@@ -229,8 +224,8 @@ class Arrival:
                 "server has not told; if it is genuine, allow its size with `chopper --max-input "
                 "10GB` before the command"
             )
-        if self._folder is not None and self.content_bytes >= self._disk_at_bytes:
-            self._disk_at_bytes = self.content_bytes + _DISK_EACH_BYTES
+        if self._folder is not None and self.sent_bytes >= self._disk_at_bytes:
+            self._disk_at_bytes = self.sent_bytes + _DISK_EACH_BYTES
             self._check_disk(0)
         now_s = time.monotonic()
         if now_s - self._began_s > LONGEST_S:
@@ -253,7 +248,7 @@ class Arrival:
         free_bytes = shutil.disk_usage(self._folder).free
         if free_bytes - more_bytes < self._least_free_bytes:
             raise InputError(
-                f"{self._name}: {bytes_(self.content_bytes + more_bytes)} of it leave too little "
+                f"{self._name}: {bytes_(self.sent_bytes + more_bytes)} of it leave too little "
                 f"of the disk of {self._folder.parent} free ({bytes_(free_bytes)}); set "
                 "XDG_CACHE_HOME to a larger disk, or allow its size with `chopper --max-input "
                 "100GB` before the command"

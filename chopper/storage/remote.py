@@ -361,8 +361,7 @@ def _fetch(listing: _Listing, names: Collection[str], tell: Tell = lambda _: Non
     def watch(count: int) -> None:
         for arrival, part in [*arrivals.values()]:
             with contextlib.suppress(FileNotFoundError):
-                if not isinstance(listing.fs, Web):  # which counts what is sent itself
-                    arrival.at(part.stat().st_size)
+                arrival.at(part.stat().st_size)
         so_far_bytes = sum(arrival.sent_bytes for arrival, _ in [*arrivals.values()])
         tell(f" ({count} of {len(wanted)} files copied, {bytes_(so_far_bytes)})")
 

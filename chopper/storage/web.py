@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import http.client
-import io
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,55 +18,16 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from chopper.addresses import without_secrets
 from chopper.errors import InputError, printable
-from chopper.limits import Arrival
+from chopper.limits import Arrival, within
 
 _CONNECT_S, _READ_S = 10.0, 30.0
+_HEAD_S = 60.0
+"""Patience with the lines before the content, of which http.client takes some MB at most."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
-_MOST_HEAD_BYTES = 16 << 20
-"""Of an answer, beyond its content."""
 _PIECE_BYTES = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 _SAFE = "/%:@!$&'()*+,;=~-._[]?"
-
-
-class _Paced(io.RawIOBase):
-    """What a socket receives, counted; also the lines before the content."""
-
-    def __init__(self, raw: Any, arrival: Arrival) -> None:
-        self._raw, self._arrival = raw, arrival
-        self._count = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        count: int = self._raw.readinto(buffer)
-        self._count += count
-        self._arrival.at(self._count, 0)
-        if self._count > _MOST_HEAD_BYTES + 8 * self._arrival.content_bytes:
-            raise OSError("the server sends much that is no content")
-        return count
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _Socket:
-    """As much of a socket as an answer is read from."""
-
-    def __init__(self, sock: socket.socket, arrival: Arrival) -> None:
-        self._sock, self._arrival = sock, arrival
-
-    def makefile(self, *_args: object) -> io.BufferedReader:
-        return io.BufferedReader(_Paced(self._sock.makefile("rb", buffering=0), self._arrival))
-
-
-def _response(
-    arrival: Arrival, sock: socket.socket, *args: Any, **more: Any
-) -> http.client.HTTPResponse:
-    return http.client.HTTPResponse(_Socket(sock, arrival), *args, **more)  # type: ignore[arg-type]
 
 
 class Web:
@@ -83,12 +42,12 @@ class Web:
             OSError: there is none, or it cannot be read.
         """
         try:
-            with self._answer("HEAD", name, Arrival(without_secrets(name))) as response:
+            with self._answer("HEAD", name) as response:
                 return _info(response)
         except (ConnectionError, TimeoutError):
             raise
         except OSError:  # an address that is signed for GET alone
-            with self._answer("GET", name, Arrival(without_secrets(name))) as response:
+            with self._answer("GET", name) as response:
                 return _info(response)
 
     def get_file(self, name: str, path: str, arrival: Arrival) -> None:
@@ -98,7 +57,7 @@ class Web:
             InputError: it is beyond the limits.
             OSError: it cannot be read, or comes in part.
         """
-        with self._answer("GET", name, arrival) as response, Path(path).open("wb") as file:
+        with self._answer("GET", name) as response, Path(path).open("wb") as file:
             length = response.getheader("Content-Length")
             arrival.expect(None if length is None else int(length))
             for piece in _content(response, arrival):
@@ -107,25 +66,23 @@ class Web:
     def cat_file(self, name: str) -> bytes:
         """Return a file."""
         arrival = Arrival(without_secrets(name))
-        with self._answer("GET", name, arrival) as response:
+        with self._answer("GET", name) as response:
             return b"".join(_content(response, arrival))
 
     @contextlib.contextmanager
-    def _answer(
-        self, method: str, address: str, arrival: Arrival
-    ) -> Iterator[http.client.HTTPResponse]:
+    def _answer(self, method: str, address: str) -> Iterator[http.client.HTTPResponse]:
         """Ask a server, and those that it redirects to."""
         name, ip, hops = without_secrets(address), None, 0
         first = at = _split(address, name)
         while True:
-            connection, response = _connection(at, ip, arrival), None
+            connection, response = _connection(at, ip), None
             try:
                 target = (at.path or "/") + (f"?{at.query}" if at.query else "")
                 headers = {"Accept-Encoding": "identity", "User-Agent": "chopper"}
                 headers |= _authorization(first)  # the same server, wherever it redirects to
                 connection.request(method, quote(target, safe=_SAFE), headers=headers)
                 ip = connection.sock.getpeername()[0]
-                response = connection.getresponse()
+                response = within(_HEAD_S, connection.getresponse)
                 if response.status not in _REDIRECTS:
                     _check_status(response, address)
                     yield response
@@ -191,7 +148,7 @@ def _redirected(name: str, at: SplitResult, location: str, hops: int) -> SplitRe
     return to
 
 
-def _connection(at: SplitResult, ip: str | None, arrival: Arrival) -> http.client.HTTPConnection:
+def _connection(at: SplitResult, ip: str | None) -> http.client.HTTPConnection:
     """Return a connection, not open yet, to this IP address of the server if one is given.
 
     Its name may lead elsewhere by now, for example into the network of this machine.
@@ -205,7 +162,6 @@ def _connection(at: SplitResult, ip: str | None, arrival: Arrival) -> http.clien
     kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
     connection = kind(str(at.hostname), _origin(at)[2], timeout=_CONNECT_S)
     setattr(connection, "_create_connection", connect)  # noqa: B010 - which types do not know
-    setattr(connection, "response_class", functools.partial(_response, arrival))  # noqa: B010
     return connection
 
 
@@ -235,8 +191,7 @@ def _content(response: http.client.HTTPResponse, arrival: Arrival) -> Iterator[b
     if coding not in ("identity", "gzip", "x-gzip"):
         raise OSError("the server packs the file in a way that was not asked for")
     while piece := response.read1(_PIECE_BYTES):
-        arrival.content_bytes += len(piece)
-        arrival.at(arrival.sent_bytes, arrival.content_bytes)
+        arrival.at(arrival.sent_bytes + len(piece))
         yield piece
     if response.length:
         raise OSError(f"{response.length} bytes of it did not arrive")
