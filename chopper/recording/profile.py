@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from chopper.errors import CaptureError, UsageError
 from chopper.recording import session as _session
+from chopper.recording.logs import Phase
 from chopper.recording.options import Options, WindowSpec, make_options, numbered
-from chopper.recording.phases import Phase
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="Callable[..., Any]")

@@ -30,8 +30,8 @@ from chopper.recording.collecting import Collecting
 from chopper.recording.finish import Status, announce, ending, exception_text, finalize
 from chopper.recording.hook import arming
 from chopper.recording.hook.early import note
+from chopper.recording.logs import OpenPhase, Phase
 from chopper.recording.options import Options, Window, for_children, make_options
-from chopper.recording.phases import OpenPhase, Phase
 from chopper.recording.steps import StepTracker, keep_measure
 from chopper.recording.windows import TraceWindows
 from chopper.storage import clock

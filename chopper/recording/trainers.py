@@ -21,7 +21,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from chopper.recording.hook.early import ImportWatch
-from chopper.recording.phases import compiling
+from chopper.recording.logs import compiling
 from chopper.storage import clock
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from chopper.storage.streams import StreamWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from chopper.recording.phases import PhaseLog
-    from chopper.recording.steps import StepLog
+    from chopper.recording.logs import PhaseLog, StepLog
     from chopper.storage.parts import RunWriter
 
 EVENTS = 300_000

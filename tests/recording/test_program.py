@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import chopper
 from chopper.errors import OutputError, UsageError
-from chopper.recording.steps import StepLog
+from chopper.recording.logs import StepLog
 from chopper.storage.run import Run
 from tests.conftest import tmpfs
 from tests.recording.make import TRACE_ONLY, steps_of, trace_of, traced_of

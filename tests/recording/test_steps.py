@@ -22,12 +22,13 @@ import chopper
 from chopper import pipeline
 from chopper.errors import UsageError
 from chopper.recording import claim
+from chopper.recording.logs import StepLog
 from chopper.recording.options import (
     DEFAULT_WINDOWS,
     Window,
     parse_windows,
 )
-from chopper.recording.steps import OptimizerCycle, StepLog
+from chopper.recording.steps import OptimizerCycle
 from chopper.recording.windows import LongSteps
 from chopper.storage import clock
 from chopper.storage.run import Run

@@ -149,8 +149,8 @@ def arm(start: Callable[..., Any]) -> None:
 
 def _watch_trainers(begin: Callable[[], Any]) -> None:
     """Watch for a known trainer's first micro-step and first rollout, which are recorded whole."""
+    from chopper.recording.logs import Phase
     from chopper.recording.optimizers import optimizer_was_made
-    from chopper.recording.phases import Phase
     from chopper.recording.trainers import TrainerPhases
 
     def micro_step() -> None:
