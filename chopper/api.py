@@ -222,9 +222,9 @@ class Attribution:
         Raises:
             UsageError: there is no such rank or step.
         """
-        from chopper.reports.step_figure import timeline
+        from chopper.reports.figures import step_timeline
 
-        return _figure(timeline(self._run, rank, step))
+        return _figure(step_timeline(self._run, rank, step))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form, schema ``chopper.attribution/4``."""

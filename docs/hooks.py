@@ -689,7 +689,7 @@ def example_attribution() -> dict[str, Any]:
     )
     from chopper.analyzers.causes.step_time import step_time
     from chopper.analyzers.trace.totals import totals_of
-    from chopper.reports.json import attribution_json
+    from chopper.reports.tables import attribution_json
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
     from chopper.storage.run import Run
 

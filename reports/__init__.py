@@ -44,9 +44,9 @@ def formatted(page: Callable[[], Page], document: Callable[[], object], format: 
         UsageError: no such format.
     """
     if format == "html":
-        from chopper.reports import plotly_script, to_html
+        from chopper.reports import to_html
 
-        plotly_script.prefetch()
+        to_html.prefetch_plotly()
         out = to_html.render(page())
     elif format == "md":
         from chopper.reports import to_markdown
@@ -94,8 +94,8 @@ def document(attribution: Attribution) -> dict[str, Any]:
     from chopper.analyzers.actions import actions
     from chopper.analyzers.replay.replay import recoverable, replay_or_reason
     from chopper.reports.actions import dropped_json, to_json
-    from chopper.reports.json import attribution_json
     from chopper.reports.story import Story
+    from chopper.reports.tables import attribution_json
     from chopper.reports.verdict import verdict
     from chopper.storage.parts import further_processes
     from chopper.views import view

@@ -6,16 +6,22 @@ each set of labels (sizes, shapes), a row for each combination.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from msgspec.structs import replace
 
 from chopper import wording as fmt
 from chopper.analyzers.compare.result import Change, signed, signed_duration
+from chopper.errors import InputError
 from chopper.experiments.declarations import ShownView
 from chopper.experiments.judgement import MOST_SPREAD, too_far_apart
-from chopper.experiments.results import Experiment, Headline, Row
+from chopper.experiments.results import Experiment, Headline, Row, quotient
+from chopper.experiments.sweep import Point, Sweep, shown
 from chopper.reports import figures, formatted, to_markdown
 from chopper.reports.comparison import waterfall
 from chopper.reports.labels import full_label, sentence
@@ -496,3 +502,298 @@ def heading(measure: str) -> str:
     """Return a measure's name for people; "best" alone would not say of what."""
     words = fmt.heading(measure)
     return f"{words} rate" if measure.endswith("_flop_per_s") else words
+
+
+SCHEMA = "chopper.experiments/1"
+_MAX_PAIRS = 500
+_TOP = 40
+"""Rows with labels in text and Markdown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One number of both experiments."""
+
+    a: Row
+    b: Row
+    ratio: Estimate | None
+    """B over A; None where one of them is not positive."""
+
+    @property
+    def told(self) -> bool | None:
+        """True where the interval of the ratio is beyond 1; None without an interval."""
+        if self.ratio is None or self.ratio.ci95 is None:
+            return None
+        return self.ratio.ci95[0] > 1 or self.ratio.ci95[1] < 1
+
+
+@dataclass(frozen=True)
+class Experiments:
+    """Two experiments of one workload.
+
+    Raises:
+        InputError: they are of two workloads, or measured nothing in common.
+    """
+
+    a: Experiment
+    b: Experiment
+
+    def __post_init__(self) -> None:
+        names = (self.a.plan.workload, self.b.plan.workload)
+        if names[0] != names[1]:
+            raise InputError(
+                f"{self.a.path} is an experiment of {names[0]}, {self.b.path} of {names[1]}: "
+                "compare two of one workload"
+            )
+        if not self.pairs:
+            raise InputError(
+                f"{self.a.path} and {self.b.path} have no variant and measure in common: run them "
+                "with the same --variants"
+            )
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Return what both measured, in A's order."""
+        of_b = {(row.variant, row.measure, row.labels): row for row in self.b.rows}
+        return tuple(
+            Pair(row, row_of_b, quotient(row_of_b, row))
+            for row in self.a.rows
+            if (row_of_b := of_b.get((row.variant, row.measure, row.labels))) is not None
+        )
+
+    @property
+    def differences(self) -> list[str]:
+        """Return in which settings they differ, in words; machines apart."""
+        a, b = self.a.plan, self.b.plan
+        names = [*dict.fromkeys((*a.options, *b.options))]
+        settings = [
+            ("ranks", a.ranks, b.ranks),
+            ("device", a.device, b.device),
+            *((f"--{name}", a.options.get(name), b.options.get(name)) for name in names),
+        ]
+        only = [
+            f"only in {side}: {', '.join(unmatched)}"
+            for side, unmatched in (
+                ("A", [v for v in self.a.variants if v not in self.b.variants]),
+                ("B", [v for v in self.b.variants if v not in self.a.variants]),
+            )
+            if unmatched
+        ]
+        return [*(f"{name}: {x} and {y}" for name, x, y in settings if x != y), *only]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the documented JSON form, schema ``chopper.experiments/1``."""
+        return {
+            "schema": SCHEMA,
+            "workload": self.a.plan.workload,
+            "a": {"path": str(self.a.path), "machine": machine(self.a)},
+            "b": {"path": str(self.b.path), "machine": machine(self.b)},
+            "differences": self.differences,
+            "measures": [_pair_dict(pair) for pair in self.pairs],
+        }
+
+
+def _pair_dict(pair: Pair) -> dict[str, Any]:
+    return {
+        "measure": pair.a.measure,
+        "variant": pair.a.variant,
+        "labels": dict(pair.a.labels),
+        "a": pair.a.estimate.value,
+        "b": pair.b.estimate.value,
+        "ratio": None if pair.ratio is None else pair.ratio.value,
+        "ratio_ci95": None if pair.ratio is None else pair.ratio.ci95,
+        "told": pair.told,
+    }
+
+
+def page_of_two(found: Experiments, *, top: int = _TOP) -> Page:
+    """Return the page of two experiments; ``top``: rows with labels in text and Markdown."""
+    distinct = [pair.told for pair in found.pairs if pair.told is not None]
+    differ = f"{fmt.count(sum(distinct))} of them differ beyond the spread of the repetitions"
+    sets: dict[tuple[str, ...], list[Pair]] = {}
+    for pair in found.pairs:
+        sets.setdefault(tuple(key for key, _ in pair.a.labels), []).append(pair)
+    sides = (("A", found.a), ("B", found.b))
+    facts = [Fact(label=n, value=str(e.path), note=machine(e)) for n, e in sides]
+    notices = [*found.differences, *(f"{n}: {f.message}" for n, e in sides for f in e.findings)]
+    notes = Items(items=[Item(text, "warning") for text in notices], title="Differences")
+    return Page(
+        title=f"{found.a.plan.workload}, twice",
+        headline=f"{fmt.plural(len(found.pairs), 'number')} measured in both; "
+        f"{differ if distinct else 'one repetition gives no interval'}.",
+        summary=[Facts(facts=facts), *([notes] if notices else [])],
+        sections=[
+            *_both_headlines(found),
+            *(_pair_section(i, of, sets[of], top) for i, of in enumerate(sorted(sets, key=len))),
+        ],
+    )
+
+
+def _both_headlines(found: Experiments) -> list[Section]:
+    of_b = {(h.system, h.claim): h for h in found.b.headlines}
+    rows = [
+        (
+            Cell(text=f"{h.system}: {h.claim}"),
+            headline_value(h),
+            headline_value(of_b[h.system, h.claim]),
+        )
+        for h in found.a.headlines
+        if (h.system, h.claim) in of_b
+    ]
+    prose = [Column(name, kind="prose") for name in ("Headline", "A", "B")]
+    table = Table(columns=prose, rows=rows)
+    return [Section(title="Headlines", id="headlines", blocks=(table,))] if rows else []
+
+
+def _pair_section(number: int, labels: tuple[str, ...], pairs: list[Pair], top: int) -> Section:
+    """Show numbers with the largest differences first, those within noise last."""
+
+    def size(pair: Pair) -> tuple[bool, float]:
+        return pair.told is False, -abs(math.log(pair.ratio.value)) if pair.ratio else 0.0
+
+    ordered = sorted(pairs, key=size) if labels else pairs
+    words = ("Measure", "Variant", *(fmt.heading(key).capitalize() for key in labels))
+    omitted_count = len(ordered) - _MAX_PAIRS
+    table = Table(
+        columns=(
+            *(Column(name, kind="prose") for name in words),
+            *("A", "B", "B / A", Column("95 % interval", wide=True)),
+        ),
+        rows=[_pair_cells(pair, labels) for pair in ordered[:_MAX_PAIRS]],
+        words=len(words),
+        limit=top if labels else None,
+        searchable=bool(labels),
+        rest=f"{fmt.count(omitted_count)} more in --json." if omitted_count > 0 else "",
+    )
+    intro = (
+        "Means over the repetitions. A ratio whose 95 % interval includes 1 is within noise "
+        "(grey in a browser)."
+    )
+    title = f"By {' and '.join(map(fmt.heading, labels))}" if labels else "Variants"
+    return Section(title=title, id=f"measures-{number}", intro=intro, blocks=(table,))
+
+
+def _pair_cells(pair: Pair, labels: tuple[str, ...]) -> list[Cell]:
+    said = dict(pair.a.labels)
+    name, ratio = pair.a.measure, pair.ratio
+    words = [
+        heading(name),
+        pair.a.variant,
+        *(fmt.cell(k, said[k]) if k in said else "" for k in labels),
+    ]
+    interval = fmt.UNKNOWN
+    if ratio is not None and ratio.ci95 is not None:
+        interval = f"{ratio.ci95[0]:.2f} … {ratio.ci95[1]:.2f}"
+    value = None if ratio is None else ratio.value
+    numbers = (
+        *((row.estimate.value, fmt.cell(name, row.estimate.value)) for row in (pair.a, pair.b)),
+        (value, fmt.UNKNOWN if value is None else f"{value:.2f}×"),
+        (value, interval),
+    )
+    dim = pair.told is False
+    return [
+        *(Cell(text=word, dim=dim) for word in words),
+        *(Cell(text=text, value=value, dim=dim) for value, text in numbers),
+    ]
+
+
+_SETTING = {"Hz": "clock", "W": "power cap"}
+
+
+def sweep_page(sweep: Sweep) -> Page:
+    """Return the page of a sweep."""
+    return Page(
+        title="sweep",
+        headline=sweep_headline(sweep),
+        summary=_sweep_notes(sweep),
+        sections=(
+            Section(
+                title="Measured",
+                id="measured",
+                blocks=(_sweep_table(sweep), *_sweep_figures(sweep)),
+            ),
+        ),
+    )
+
+
+def sweep_headline(sweep: Sweep) -> str:
+    """Return the fit in one line, or why there is none."""
+    setting = _SETTING[sweep.unit]
+    if sweep.sensitivity_ratio is None:
+        return f"No fit of the step by {setting}: {sweep.why}."
+    interval = ""
+    if sweep.sensitivity_ci95 is not None:
+        interval = " (95 %: {:.2f} to {:.2f})".format(*sweep.sensitivity_ci95)
+    return f"Step time ∝ {setting}^(−a) with a = {sweep.sensitivity_ratio:.2f}{interval}."
+
+
+def _sweep_notes(sweep: Sweep) -> tuple[Block, ...]:
+    items = [Item(note, "warning") for note in sweep.notes]
+    return (Items(items=items, title="Notes"),) if items else ()
+
+
+def _sweep_table(sweep: Sweep) -> Table:
+    return Table(
+        columns=(
+            f"{_SETTING[sweep.unit]}, set",
+            *("step", "95 %", "power", "95 %", "energy per step", "95 %", "SM clock, held"),
+        ),
+        rows=[
+            (
+                shown(point.set_value, sweep.unit),
+                *_point_cells("x_ns", point.step_ns),
+                *_point_cells("x_w", point.power_w),
+                *_point_cells("x_j", point.energy_j),
+                fmt.UNKNOWN if point.clock_hz is None else fmt.cell("x_hz", point.clock_hz.value),
+            )
+            for point in sweep.points
+        ],
+        note="Power and energy are those of one device, mean power over the recording times the "
+        "step.",
+    )
+
+
+def _point_cells(unit_of: str, found: Estimate | None) -> tuple[str, str]:
+    if found is None:
+        return fmt.UNKNOWN, fmt.UNKNOWN
+    interval = fmt.UNKNOWN
+    if found.ci95 is not None:
+        interval = " – ".join(fmt.cell(unit_of, value) for value in found.ci95)
+    return fmt.cell(unit_of, found.value), interval
+
+
+def _sweep_figures(sweep: Sweep) -> list[Figure]:
+    def curve(name: str) -> list[tuple[float, float]]:
+        return sorted(
+            (point.set_value, found.value)
+            for point in sweep.points
+            if (found := _point_estimate(point, name)) is not None
+        )
+
+    drawn = []
+    for name, title, unit, scale in (
+        ("step_ns", "Step", "s", 1e-9),
+        ("energy_j", "Energy per step and device", "J", 1.0),
+    ):
+        points = curve(name)
+        if len(points) < 2:
+            continue
+        setting = _SETTING[sweep.unit]
+        figure = figures.lines(
+            {title: ([x for x, _ in points], [y * scale for _, y in points])},
+            x=setting,
+            y=title,
+            unit=unit,
+            x_ticks={x: shown(x, sweep.unit) for x, _ in points},
+        )
+        drawn.append(
+            Figure(
+                name=f"sweep-{name}", title=f"{title} by {setting}", figure=figure, formats=BROWSER
+            )
+        )
+    return drawn
+
+
+def _point_estimate(point: Point, name: str) -> Estimate | None:
+    estimate: Estimate | None = getattr(point, name)
+    return estimate

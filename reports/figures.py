@@ -8,21 +8,29 @@ draws a subset of HTML in its labels.
 from __future__ import annotations
 
 import html
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.trace.columns import ints, strings
+from chopper.analyzers.views.ranks import cube
 from chopper.causes import CAUSES, LEAVES
+from chopper.errors import UsageError
 from chopper.reports.labels import color, full_label
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
 from chopper.reports.story import Story
+from chopper.storage.manifest import RankManifest
+from chopper.wording import ranges
 
 Figure = dict[str, Any]
 
@@ -431,3 +439,306 @@ def _step_shades(attribution: Attribution, zero_ns: int) -> list[Figure]:
         }
         for i, (a, b) in enumerate(zip(start, end, strict=True))
     ]
+
+
+_MOST_MEASURES = 8
+_LEAST_SHARE_RATIO = 0.002
+_LISTED = 4
+"""Members of a group that are all named."""
+_UNNAMED = ("", "undefined", "default_pg")
+"""What torch calls process groups whose maker did not describe them."""
+
+
+def rank_map(story: Story) -> Figure:
+    """Return a heat map of ranks by steps: of steps without waiting, waiting, causes, the clock.
+
+    Returns:
+        A figure with one heat map; ``views``: measure → its values, to be swapped in; ``rows``:
+        what ranks can be averaged by → the label of each rank.
+    """
+    run = story.run
+    time_ns, numbers, causes = cube(run)
+    parts = {part.rank: part for part in run.recording.manifest.ranks}
+    hosts = {rank: part.hostname or "" for rank, part in parts.items()}
+    order = sorted(range(len(numbers)), key=lambda i: (hosts.get(int(numbers[i]), ""), numbers[i]))
+    time_ns, shown_ranks = time_ns[order], numbers[order].tolist()
+    observed = time_ns.sum(axis=2)
+    wait = time_ns[:, :, causes.index(WAIT)] if WAIT in causes else np.zeros_like(observed)
+    measures = {
+        "Step without straggler wait": observed - wait,
+        "Step": observed,
+        "Straggler wait": wait,
+    }
+    shares = time_ns.sum(axis=(0, 1)) / max(observed.sum(), 1)
+    for i in np.argsort(-shares, kind="stable")[:_MOST_MEASURES].tolist():
+        if shares[i] >= _LEAST_SHARE_RATIO and causes[i] != WAIT:
+            measures[full_label(causes[i])] = time_ns[:, :, i]
+    edges = bins(time_ns.shape[1])
+    words = sorted({*run.windows["number"].to_pylist()}, key=lambda n: (n is not None, n))
+    steps = bin_labels(["whole trace" if n is None else str(n) for n in words], edges)
+    rows = {"rank": [f"rank {rank}" for rank in shown_ranks], **_dimensions(parts, shown_ranks)}
+    names = [plain(hosts.get(rank, "")) for rank in shown_ranks]
+    if len({*names}) > 1:
+        rows["rank"] = [f"{name} · {rank}" for name, rank in zip(names, shown_ranks, strict=True)]
+    if 1 < len({*names}) < len(names):
+        rows["host"] = names
+    views = {
+        name: _measure(story, values / 1e6, observed > 0, edges, "ms")
+        for name, values in measures.items()
+    }
+    clock_hz = _clock_of_steps(story, shown_ranks, observed.shape[1])
+    if clock_hz is not None:
+        views["Clock"] = _measure(story, clock_hz / 1e9, ~np.isnan(clock_hz), edges, "GHz")
+    heat = {
+        "type": "heatmap",
+        "x": steps,
+        "y": rows["rank"],
+        "colorscale": "Viridis",
+        "hoverongaps": False,
+        **next(iter(views.values())),
+    }
+    return {
+        "data": [heat],
+        "views": views,
+        "rows": rows,
+        "layout": layout(
+            int(min(160 + 14 * len(shown_ranks), 560)),
+            110,
+            8,
+            xaxis={"title": {"text": story.unit}, "type": "category", "nticks": 24},
+            yaxis={"type": "category", "autorange": "reversed", "nticks": 24},
+        ),
+    }
+
+
+def _measure(
+    story: Story, values: np.ndarray, known: np.ndarray, edges: np.ndarray, unit: str
+) -> Figure:
+    """Return the cells of a heat map, (ranks, bins of steps), and the range of its colours.
+
+    Colours span all but the hundredth at each end, so that one hiccup does not hide the rest.
+    """
+    count = np.add.reduceat(known, edges[:-1], axis=1, dtype=np.int64)
+    sums = np.add.reduceat(np.where(known, values, 0), edges[:-1], axis=1)
+    cells = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
+    low, high = np.nanquantile(cells, (0.01, 0.99)).tolist()
+    return {
+        "z": [[None if np.isnan(v) else float(f"{v:.4g}") for v in row] for row in cells.tolist()],
+        "zmin": low,
+        "zmax": high if high > low else low + 1e-6,
+        "colorbar": {"title": {"text": unit}, "thickness": 12},
+        "hovertemplate": f"%{{y}}, {story.unit} %{{x}}: %{{z:.4~g}} {unit}<extra></extra>",
+    }
+
+
+def _clock_of_steps(story: Story, ranks: list[int], steps_count: int) -> np.ndarray | None:
+    """Return the mean clock while computing of (ranks, steps), NaN where unknown; None without."""
+    table = story.table("clocks").filter(pc.field("level") == "step")
+    numbers = np.unique(ints(story.run.totals.causes, "number"))
+    clock_hz = np.full((len(ranks), steps_count), np.nan)
+    row_of = {rank: row for row, rank in enumerate(ranks)}
+    steps = np.searchsorted(numbers, ints(table, "number")).tolist()
+    means = table["clock_mean_hz"].to_pylist()
+    for rank, step, mean in zip(table["rank"].to_pylist(), steps, means, strict=True):
+        if mean is not None:
+            clock_hz[row_of[rank], step] = mean
+    return None if np.isnan(clock_hz).all() else clock_hz
+
+
+def _dimensions(parts: Mapping[int, RankManifest], ranks: list[int]) -> dict[str, list[str]]:
+    """Return the parallel dimensions whose process groups divide all ranks, a label per rank.
+
+    A dimension is named by what its groups were described as (DeviceMesh: ``mesh_tp``), or else by
+    their size and the distance of their ranks.
+    """
+    labels_by_dimension: dict[str, dict[int, str]] = {}
+    doubled: Counter[str] = Counter()
+    groups = {
+        (str(group.get("pg_desc", "")), tuple(sorted(group["ranks"])))
+        for part in parts.values()
+        for group in part.process_groups
+        if isinstance(group.get("ranks"), list) and all(type(r) is int for r in group["ranks"])
+    }
+    for description, members in sorted(groups):
+        strides = {b - a for a, b in itertools.pairwise(members)}
+        if len(members) < 2 or len(strides) != 1:
+            continue
+        name = plain(description)
+        if description in _UNNAMED:
+            name = f"groups of {len(members)} ranks, {strides.pop()} apart"
+        of = labels_by_dimension.setdefault(name, {})
+        doubled[name] += len(of.keys() & set(members))
+        several = len(members) > _LISTED and members[1] > members[0] + 1
+        listed = "{}, {} … {}".format(*members[:2], members[-1]) if several else fmt.ranges(members)
+        of |= dict.fromkeys(members, f"ranks {listed}")
+    return {
+        name: [of[rank] for rank in ranks]
+        for name, of in labels_by_dimension.items()
+        if not doubled[name] and of.keys() >= set(ranks) and len({*of.values()}) > 1
+    }
+
+
+MAX_EVENTS = 4000
+"""Device events that are drawn: the longest of a step with more."""
+_IDLE = "idle"
+_OVERLAPPED = "hidden: another stream has the time"
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """Intervals of one step: lane and cause of each, with the text shown on hovering."""
+
+    lane: list[str]
+    cause: list[str | None]
+    start_ns: np.ndarray
+    dur_ns: np.ndarray
+    text: list[str]
+
+
+def step_timeline(run: Attribution, rank: int | None = None, step: int | None = None) -> Figure:
+    """Return a step of a rank: a lane for each stream, coloured by cause, and one of idle time.
+
+    Args:
+        run: the attributed run; the figure is of the ranks and steps that it has tables of.
+        rank: by default the first of them.
+        step: number of the step; by default the one of median length.
+
+    Raises:
+        UsageError: there is no such rank or step, or nothing was attributed.
+    """
+    near = run.detail
+    window, label = _step_window(near, rank, step)
+    events, count = _event_bars(near, window)
+    gaps = _gap_bars(near, window)
+    lanes = [*dict.fromkeys(sorted({*events.lane})), _IDLE]
+    data = []
+    for cause in sorted({*events.cause, *gaps.cause}, key=_cause_order):
+        base, length, place, text = [], [], [], []
+        for bars in (events, gaps):
+            for i in [i for i, of in enumerate(bars.cause) if of == cause]:
+                base.append((int(bars.start_ns[i]) - window["start_ns"]) / 1e6)
+                length.append(int(bars.dur_ns[i]) / 1e6)
+                place.append(bars.lane[i])
+                text.append(bars.text[i])
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": _OVERLAPPED if cause is None else full_label(cause),
+                "base": significant(base),
+                "x": significant(length),
+                "y": place,
+                "customdata": text,
+                "marker": {"color": GREY if cause is None else color(cause), "line": {"width": 0}},
+                "hovertemplate": "%{customdata}<br>from %{base:.4f} ms<extra></extra>",
+            }
+        )
+    shown = layout(
+        140 + 46 * len(lanes),
+        110,
+        16,
+        legend=True,
+        title={"text": plain(label), "font": {"size": 14}},
+        barmode="overlay",
+        bargap=0.2,
+        xaxis={"title": {"text": "ms since the step began"}, "rangemode": "tozero"},
+        yaxis={"type": "category", "categoryarray": lanes[::-1], "automargin": True},
+    )
+    shown["margin"] |= {"t": 44, "b": 110}
+    if count > MAX_EVENTS:
+        shown["title"]["text"] += f" (the {MAX_EVENTS} longest of {count} events)"
+    return {"data": data, "layout": shown}
+
+
+def _cause_order(cause: str | None) -> int:
+    return len(LEAVES) if cause is None else LEAVES.index(cause)
+
+
+def _step_window(
+    run: Attribution, rank: int | None, step: int | None
+) -> tuple[dict[str, int], str]:
+    """Return the window to draw, and its title."""
+    windows = run.windows
+    known = sorted({*ints(windows, "rank").tolist()})
+    if not known:
+        raise UsageError(f"{run.source}: no timeline: no step was attributed")
+    rank = known[0] if rank is None else rank
+    if rank not in known:
+        raise UsageError(
+            f"{run.source}: no timeline of rank {rank!r}: there are tables of {ranges(known)}; "
+            "chopper.attribute(run, ranks=[…]) chooses others"
+        )
+    rows = windows.filter(
+        pc.equal(windows["rank"], pa.scalar(rank, windows["rank"].type))
+    ).to_pylist()
+    if step is None:
+        rows.sort(key=lambda row: row["end_ns"] - row["start_ns"])
+        chosen = rows[(len(rows) - 1) // 2]
+    else:
+        found = [row for row in rows if row["number"] == step]
+        if not found:
+            numbers = sorted(row["number"] for row in rows if row["number"] is not None)
+            has = f"it has {ranges(numbers)}" if numbers else "its steps have no numbers"
+            raise UsageError(f"{run.source}: no timeline of step {step!r} of rank {rank}: {has}")
+        chosen = found[0]
+    number = chosen["number"]
+    name = "whole trace" if number is None else f"step {number}"
+    length = fmt.duration(chosen["end_ns"] - chosen["start_ns"])
+    return chosen, f"Rank {rank}, {name}: {length}"
+
+
+def _event_bars(run: Attribution, window: dict[str, int]) -> tuple[_Bars, int]:
+    """Return the device events of a window, at most :data:`MAX_EVENTS`, and how many there are."""
+    rank = window["rank"]
+    table, links = run.joined[rank].device_event, run.links[rank]
+    mine = np.flatnonzero(ints(links, "step_index", null=-1) == window["step_index"])
+    dur_ns = ints(table, "dur_ns")
+    count = len(mine)
+    if count > MAX_EVENTS:
+        mine = np.sort(mine[np.argsort(-dur_ns[mine], kind="stable")[:MAX_EVENTS]])
+    cause = _largest_cause(run.pieces, window)
+    stream = ints(table, "stream_id", null=-1)[mine].tolist()
+    codes, names = strings(table, "name")
+    text = []
+    for row in mine.tolist():
+        name = plain(fmt.kernel_name(names[codes[row]])) if codes[row] >= 0 else "event"
+        text.append(f"{name}: {fmt.duration(int(dur_ns[row]))}")
+    bars = _Bars(
+        ["device" if s < 0 else f"stream {s}" for s in stream],
+        [cause.get(row) for row in mine.tolist()],
+        ints(table, "start_ns")[mine],
+        dur_ns[mine],
+        text,
+    )
+    return bars, count
+
+
+def _largest_cause(pieces: pa.Table, window: dict[str, int]) -> dict[int, str]:
+    """Return, for each device event of a window, the cause that most of its time went to."""
+    inside = (ints(pieces, "rank") == window["rank"]) & (
+        ints(pieces, "step_index") == window["step_index"]
+    )
+    row = ints(pieces, "event_row", null=-1)
+    codes, names = strings(pieces, "cause")
+    busy = np.array([not name.startswith("idle") for name in names], dtype=bool)[codes]
+    at = np.flatnonzero(inside & (row >= 0) & busy)
+    at = at[np.argsort(ints(pieces, "time_ns")[at], kind="stable")]
+    return {int(row[i]): names[codes[i]] for i in at.tolist()}
+
+
+def _gap_bars(run: Attribution, window: dict[str, int]) -> _Bars:
+    """Return the idle time of a window, by cause."""
+    gaps = run.gaps
+    inside = (ints(gaps, "rank") == window["rank"]) & (
+        ints(gaps, "step_index") == window["step_index"]
+    )
+    at = np.flatnonzero(inside)
+    codes, names = strings(gaps, "cause")
+    start_ns = ints(gaps, "start_ns")[at]
+    dur_ns = ints(gaps, "end_ns")[at] - start_ns
+    causes = [names[codes[i]] for i in at.tolist()]
+    text = [
+        f"{plain(full_label(cause))}: {fmt.duration(int(length))}"
+        for cause, length in zip(causes, dur_ns.tolist(), strict=True)
+    ]
+    return _Bars([_IDLE] * len(at), [*causes], start_ns, dur_ns, text)

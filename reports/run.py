@@ -17,7 +17,7 @@ from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
 from chopper.analyzers.views.ranks import own_times
 from chopper.causes import CAUSES, LEAVES, Level
-from chopper.reports import actions, breakdown
+from chopper.reports import actions
 from chopper.reports.actions import Told
 from chopper.reports.labels import (
     advice,
@@ -49,12 +49,13 @@ from chopper.reports.page import (
     Table,
     Widget,
 )
+from chopper.reports.sections import LEVELS, environment, level_data, level_table, view_tables
 from chopper.reports.story import Story, facts, step_sentences, withheld
 from chopper.reports.verdict import Verdict, verdict
 from chopper.views import VIEWS, views
 
 if TYPE_CHECKING:
-    from chopper.reports.timeline import Timeline
+    from chopper.reports.lanes import Timeline
 
 _ROWS = 15
 """Groups of one level in Markdown."""
@@ -117,7 +118,7 @@ def _plain_page(run: Attribution, format: Format) -> Page:
         return _page(story, conclusion, sections, told=told)
     levels = [
         _level(story, level, _ROWS)
-        for level, _ in breakdown.LEVELS
+        for level, _ in LEVELS
         if level != "step" and len(story.by(level)) > 1
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
@@ -380,8 +381,8 @@ def _tracing_rows(story: Story) -> list[tuple[str, ...]]:
 
 
 def _level(story: Story, level: Level, rows: int | None) -> Section:
-    title = f"By {dict(breakdown.LEVELS)[level].lower()}"
-    return Section(title=title, blocks=(breakdown.table(story, level, rows=rows),))
+    title = f"By {dict(LEVELS)[level].lower()}"
+    return Section(title=title, blocks=(level_table(story, level, rows=rows),))
 
 
 def _spread(story: Story) -> list[Section]:
@@ -422,15 +423,14 @@ _LEAST_RANKS = 4
 
 def _browser_page(run: Attribution) -> Page:
     """Return the page with its figures, tables, timeline and their data."""
-    from chopper.reports import clocks, details, environment, figures, series, timeline
-    from chopper.reports.pack import deflate_text
-    from chopper.reports.to_html import to_script_json
+    from chopper.reports import clocks, figures, lanes, series
+    from chopper.reports.to_html import deflate_text, to_script_json
 
     # What is large and used once is made first, and gone before the views are.
     replay = replay_or_reason(run)
     near = run.detail
     telemetry = [*series.collect(near.recording), *series.queues(near)]
-    lanes = timeline.build(near.all_steps, telemetry, replay=replay)
+    packed = lanes.build_timeline(near.all_steps, telemetry, replay=replay)
     curves = figures.telemetry(telemetry, near) if telemetry else {}
     readings = [*clocks.readings(telemetry)]
     del telemetry
@@ -439,25 +439,25 @@ def _browser_page(run: Attribution) -> Page:
     conclusion = verdict(story, replay)
     of_clocks = clocks.section(story, readings)
     sections = [
-        *([_timeline(story, lanes)] if lanes.windows else []),
+        *([_timeline(story, packed)] if packed.windows else []),
         *(_times(story, replay) if run.observed_ns else []),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
         *([of_clocks] if of_clocks is not None else []),
         *([_telemetry(story, curves)] if curves else []),
         _quality(run),
-        environment.section(run),
+        environment(run),
         *([_method(story)] if run.observed_ns else []),
     ]
-    data = breakdown.data(story) | {
+    data = level_data(story) | {
         "line_colors": figures.LINES,
-        "timeline": lanes.windows,
-        "timeline_path": lanes.path,
+        "timeline": packed.windows,
+        "timeline_path": packed.path,
     }
     blobs = {
-        "names": lanes.names,
-        "series": lanes.telemetry,
-        "details-data": deflate_text(to_script_json(details.tables(run, tables)).encode()),
-        **lanes.packs,
+        "names": packed.names,
+        "series": packed.telemetry,
+        "details-data": deflate_text(to_script_json(view_tables(run, tables)).encode()),
+        **packed.packs,
     }
     program = Program(scripts=_SCRIPTS, data=data, blobs=blobs)
     tried, told, notes = _tried(story, replay)
@@ -594,7 +594,7 @@ def _steps(story: Story) -> Section:
 
 
 def _ranks(story: Story) -> Section:
-    from chopper.reports import rank_map
+    from chopper.reports import figures
 
     coverage = ""
     covered, option = story.run.covered()
@@ -609,7 +609,7 @@ def _ranks(story: Story) -> Section:
         f"one that makes the others wait has the longest {story.unit} without waiting.{coverage}",
         blocks=(
             Widget("ranks.html.j2"),
-            Figure(name="ranks", title="", figure=rank_map.figure(story), label=label),
+            Figure(name="ranks", title="", figure=figures.rank_map(story), label=label),
         ),
     )
 

@@ -8,8 +8,17 @@ lets run exactly the page's own script and Plotly, by their hashes, and no reque
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import hashlib
+import importlib.util
+import json
 import re
+import sys
+import threading
+import zlib
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,19 +27,19 @@ from msgspec.structs import replace
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES, parents
-from chopper.errors import printable
+from chopper.errors import ChopperError, is_shown, printable, printable_members
 from chopper.reports import page as model
-from chopper.reports import plotly_script
 from chopper.reports.labels import advice, color, full_label, ink, meaning
-from chopper.reports.pack import compact_json
 from chopper.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import jinja2
+    import numpy as np
 
     from chopper.reports.page import Block, Page
+
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
@@ -54,7 +63,7 @@ def render(page: Page) -> str:
         b.name: b.figure for b in page.blocks("html") if isinstance(b, model.Figure) and b.figure
     }
     template = _environment().get_template("page.html.j2")
-    plotly = plotly_script.get()
+    plotly = _plotly()
     return template.render(
         page=page,
         sections=[s for s in page.sections if "html" in s.formats and (s.blocks or s.intro)],
@@ -66,7 +75,7 @@ def render(page: Page) -> str:
         blobs=[(name, safe(blob)) for name, blob in program.blobs.items()],
         plotly=safe(plotly.deflated),
         plotly_bytes=plotly.size_bytes,
-        script_hashes=safe(f"{plotly_script.policy_hash(script.encode())} {plotly.policy_hash}"),
+        script_hashes=safe(f"{policy_hash(script.encode())} {plotly.policy_hash}"),
     )
 
 
@@ -182,3 +191,133 @@ def to_script_json(value: Any) -> str:
     """Return JSON that can stand inside a script element whatever its strings hold."""
     text = compact_json(value)
     return re.sub("[<>&]", lambda m: _UNSAFE[m.group()], text)
+
+
+_ESCAPED = re.compile(r'\\[^"\\]')
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """The same integers in the smallest type that holds them; float64 beyond 32 bits.
+
+    float64 is exact up to 2**53 ns, which is 104 days.
+    """
+    if len(values) == 0:
+        return values.astype("u1")
+    low, high = int(values.min()), int(values.max())
+    for bits in (8, 16, 32):
+        if low >= 0 and high < 2**bits:
+            return values.astype(f"u{bits // 8}")
+        if -(2 ** (bits - 1)) <= low < 0 and high < 2 ** (bits - 1):
+            return values.astype(f"i{bits // 8}")
+    return values.astype("f8")
+
+
+def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6) -> str:
+    """Return ``meta`` and arrays as one base64 string, which ``assets/util.js`` reads.
+
+    It is a zlib stream of ``uint32 header length, header (JSON), planes``. The header names each
+    array with its type and length; its bytes follow plane by plane (all lowest bytes first),
+    because high bytes of small numbers are runs of zeros that deflate to nothing.
+
+    Args:
+        meta: small things, JSON.
+        arrays: integers (narrowed here) or float32/float64.
+        level: zlib's; lower is faster and larger.
+    """
+    described = []
+    planes: list[bytes] = []
+    for name, values in arrays.items():
+        values = values if values.dtype.kind == "f" else narrow(values)
+        if sys.byteorder == "big":
+            values = values.astype(values.dtype.newbyteorder("<"))
+        width = values.dtype.itemsize
+        described.append(
+            {"name": name, "type": f"{values.dtype.kind}{width * 8}", "count": len(values)}
+        )
+        raw = values.tobytes()
+        planes += [raw[byte::width] for byte in range(width)]
+    header = compact_json({"meta": meta, "arrays": described}).encode()
+    data = len(header).to_bytes(4, "little") + header + b"".join(planes)
+    return deflate_text(data, level=level)
+
+
+def compact_json(document: Any) -> str:
+    """Return JSON for a page, whose scripts show its texts: those are printable."""
+
+    def encoded(value: Any) -> str:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    text = encoded(document)
+    # JSON itself escapes control characters.
+    if _ESCAPED.search(text) is None and all(map(is_shown, set(text))):
+        return text
+    return encoded(printable_members(document))
+
+
+def deflate_text(text: bytes, *, level: int = 6) -> str:
+    """Return data as deflated base64."""
+    return base64.b64encode(zlib.compress(text, level)).decode("ascii")
+
+
+_PLOTLY_LEVEL = 4
+"""Half the time of level 6, and 4 % more bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script as the page holds it."""
+
+    deflated: str
+    """zlib, base64."""
+    policy_hash: str
+    """Its source expression in a content security policy."""
+    size_bytes: int
+    """As it is evaluated."""
+
+
+def _load_plotly() -> Script:
+    # Found without importing plotly, whose figure classes the page does not need.
+    spec = importlib.util.find_spec("plotly")
+    origin = Path(spec.origin).parent if spec and spec.origin else Path()
+    where = origin / "package_data" / "plotly.min.js"
+    if not where.is_file():
+        raise ChopperError(
+            "plotly.min.js is not in the plotly package; reinstall it: "
+            "pip install --force-reinstall plotly"
+        )
+    code = where.read_bytes()
+    deflated = base64.b64encode(zlib.compress(code, _PLOTLY_LEVEL)).decode("ascii")
+    return Script(deflated, policy_hash(code), len(code))
+
+
+def policy_hash(code: bytes) -> str:
+    """The source expression that lets exactly this script run."""
+    return "'sha256-" + base64.b64encode(hashlib.sha256(code).digest()).decode("ascii") + "'"
+
+
+@cache
+def prefetch_plotly() -> Future[Script]:
+    """Start compressing, to be ready when the rest of the report is.
+
+    zlib works without the interpreter's lock, so this costs nothing beside reading a trace.
+    """
+    script: Future[Script] = Future()
+
+    def load() -> None:
+        try:
+            script.set_result(_load_plotly())
+        except Exception as exc:  # noqa: BLE001 - raised again where the script is waited for
+            script.set_exception(exc)
+
+    # A daemon: a command that ends with an error does not wait for it.
+    threading.Thread(target=load, name="plotly", daemon=True).start()
+    return script
+
+
+def _plotly() -> Script:
+    """Return the script, waited for where it is being prepared.
+
+    Raises:
+        ChopperError: the plotly package does not hold it.
+    """
+    return prefetch_plotly().result()

@@ -131,8 +131,10 @@ class ViewFunction(Generic[Parameters]):
         """Return the declared table."""
         found = self._function(*args, **kwargs)
         if isinstance(found, Mapping):
-            return self.view.of(found)
-        return self.view.of_rows(found) if isinstance(found, list) else self.view.validate(found)
+            found = self.view.of(found)
+        elif isinstance(found, list):
+            found = self.view.of_rows(found)
+        return self.view.validate(found)
 
 
 def view(function: Callable[Parameters, Any]) -> ViewFunction[Parameters]:

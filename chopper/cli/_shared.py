@@ -287,10 +287,10 @@ def check_report(output: Path, sources: Sequence[str] = (), *, force: bool) -> s
     format = format_of(output)
     check_file(output, sources, force=force, option="-o", example="report.html")
     if format == "html":
-        from chopper.reports import plotly_script
+        from chopper.reports.to_html import prefetch_plotly
 
         # Compressing Plotly takes as long as reading a trace and needs nothing of it.
-        plotly_script.prefetch()
+        prefetch_plotly()
     return format
 
 

@@ -143,9 +143,9 @@ def _print_view(
             raise UsageError(f"--view {declared.name} has no rows by {level}")
         table = of_level
     if kind == "text":
-        from chopper.reports import details as report
+        from chopper.reports.sections import view_page
 
-        print_page(report.page(declared, table, top=top))
+        print_page(view_page(declared, table, top=top))
         return
     rows = (table if top is None else table.slice(0, top)).to_pylist()
     if kind == "csv":

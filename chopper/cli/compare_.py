@@ -86,13 +86,13 @@ def command(
         shared.check_report(output, (run_a, run_b), force=force)
     if is_experiment(Path(run_a)) and is_experiment(Path(run_b)):
         from chopper.experiments.loading import load
-        from chopper.reports import experiments as report
+        from chopper.reports import experiment as report
 
         shared.check_of_experiments("run_a", "run_b", "output", "force", "as_json", "top")
         with progress("attributing"):
             pair = report.Experiments(load(Path(run_a)), load(Path(run_b)))
         shared.present(
-            lambda: report.page(pair, top=top),
+            lambda: report.page_of_two(pair, top=top),
             pair.to_dict,
             as_json=as_json,
             output=output,
@@ -234,7 +234,7 @@ def gate(
     verdict = gates.decide(comparison, conditions, point=fail_on_point)
     show(comparison, verdict, output, as_json=as_json)
     if junit is not None:
-        from chopper.reports import history as report
+        from chopper.reports import comparison as report
 
         cases = report.cases_of_gate(verdict)
         shared.write_report(junit, report.junit(comparison.b.name, cases, time.time_ns()))
@@ -318,7 +318,7 @@ def _judged(
     """Judge a run by its history, add it where that is asked for, and say so."""
     history = read_history(folder)  # before minutes are spent on the run
     from chopper.analyzers.compare.history import adds, is_new_level, judge, past_run
-    from chopper.reports import history as report
+    from chopper.reports import comparison as report
     from chopper.reports.to_text import MARKS
 
     run = past_run(shared.attributed([source]))
@@ -337,7 +337,7 @@ def _judged(
         text = report.junit(run.name, report.cases(judgement), run.time_ns)
         shared.write_report(junit, text)
     shared.present(
-        lambda: report.page(judgement, outcome=outcome),
+        lambda: report.history_page(judgement, outcome=outcome),
         judgement.to_dict,
         as_json=as_json,
         output=output,

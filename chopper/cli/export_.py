@@ -74,7 +74,7 @@ def command(sources: tuple[str, ...], kind: str, output: Path | None, force: boo
     for path in written:
         print_path(path)
     if kind == "perfetto":
-        from chopper.reports.perfetto import note
+        from chopper.reports.export import note
 
         if said := note(attribution):
             tell(said)

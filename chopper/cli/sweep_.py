@@ -283,7 +283,8 @@ def _show(
 
     from chopper.experiments.loading import load
     from chopper.experiments.sweep import swept
-    from chopper.reports import formatted, sweep
+    from chopper.reports import formatted
+    from chopper.reports.experiment import sweep_page
     from chopper.storage.files import write_atomic
 
     with progress("attributing"):
@@ -291,7 +292,7 @@ def _show(
     if as_json:
         print_json(msgspec.to_builtins(result))
     else:
-        print_page(sweep.page(result))
-    text = formatted(lambda: sweep.page(result), lambda: msgspec.to_builtins(result), "html")
+        print_page(sweep_page(result))
+    text = formatted(lambda: sweep_page(result), lambda: msgspec.to_builtins(result), "html")
     write_atomic(folder / "report.html", text.encode("utf-8", "replace"))
     tell(f"report: {path / 'report.html'}")

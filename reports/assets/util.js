@@ -120,7 +120,7 @@ const TYPES = {
   f32: Float32Array, f64: Float64Array,
 };
 
-/** Columns of a pack: see chopper/reports/pack.py. */
+/** Columns of a pack: see chopper/reports/to_html.py. */
 async function unpack(id) {
   const buffer = await inflate(id);
   const size = new DataView(buffer).getUint32(0, true);

@@ -9,7 +9,7 @@ from pathlib import Path
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.cli.analyze_ import to_csv, to_json
-from chopper.reports import breakdown
+from chopper.reports import sections
 from chopper.reports.story import Story
 from chopper.views import view
 from tests.kineto_writer import Trace
@@ -64,8 +64,8 @@ def test_own_time_stands_in_every_form(tmp_path: Path) -> None:
     assert (row["own_step_ns"], row["events_count"]) == (str(640 * US), str(STEPS))
     story = Story(run)
     for level in ("kernel", "op"):
-        table = breakdown.table(story, level, rows=None)
+        table = sections.level_table(story, level, rows=None)
         at = [column.heading for column in table.typed_columns()].index("Own time")
         assert "640 µs" in [line[at].text for line in table.typed_rows()]
-    (kernels,) = [d for d in breakdown.data(story)["levels"] if d["id"] == "kernel"]
+    (kernels,) = [d for d in sections.level_data(story)["levels"] if d["id"] == "kernel"]
     assert [r[4:6] for r in kernels["rows"] if r[0] == KERNEL] == [(STEPS, own_ns)]

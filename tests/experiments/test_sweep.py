@@ -19,8 +19,8 @@ import pytest
 from chopper.experiments import results as ex
 from chopper.experiments.loading import load
 from chopper.experiments.sweep import swept
-from chopper.reports import sweep as page
 from chopper.reports import to_text
+from chopper.reports.experiment import sweep_page
 from chopper.reports.page import Figure
 from chopper.statistics import power_law
 from tests.collectors import amd_player, nvml_player
@@ -322,10 +322,10 @@ def test_the_exponent_energy_and_intervals_are_those_of_the_law(tmp_path):
     assert fast.energy_j.value == pytest.approx(0.1 * 400)
     assert slow.energy_j.value == pytest.approx(0.1 * 2**0.8 * 100)
     assert fast.energy_j.ci95 is not None
-    text = to_text.render(page.page(found))
+    text = to_text.render(sweep_page(found))
     assert "Step time ∝ clock^(−a) with a = 0.80" in text
     assert "1.50 GHz" in text
-    blocks = [block for section in page.page(found).sections for block in section.blocks]
+    blocks = [block for section in sweep_page(found).sections for block in section.blocks]
     figures = [block for block in blocks if isinstance(block, Figure)]
     assert [f.name for f in figures] == ["sweep-step_ns", "sweep-energy_j"]
 
@@ -334,7 +334,7 @@ def test_the_fit_is_withheld_on_a_busy_machine(tmp_path):
     found = made(tmp_path, other_cores=1.5)
     assert found.sensitivity_ratio is None
     assert "other programs used 1.5 of 2 cores" in found.why
-    assert "No fit of the step by clock: withheld" in to_text.render(page.page(found))
+    assert "No fit of the step by clock: withheld" in to_text.render(sweep_page(found))
 
 
 def test_a_power_law_is_found_and_noise_widens_its_interval():

@@ -15,7 +15,7 @@ import pytest
 
 from chopper import pipeline
 from chopper.recording import handover
-from chopper.reports.pack import deflate_text
+from chopper.reports.to_html import deflate_text
 from chopper.storage import files
 from tests.fuzz import bases, campaign, kills, mutating, senders, texts
 from tests.fuzz.cases import TARGETS, Case, build, judge

@@ -17,7 +17,7 @@ from chopper.analyzers.compare.runs import compare
 from chopper.causes import CAUSES, PHASE_COLORS
 from chopper.experiments.loading import load
 from chopper.experiments.sweep import swept
-from chopper.reports import comparison, experiment, experiments, figures, history, sweep
+from chopper.reports import comparison, experiment, figures
 from chopper.reports import page as run_page
 from chopper.reports.labels import ink
 from tests.analyzers.compare.test_history import job, of
@@ -67,7 +67,7 @@ def _of_sweep(folder: Path) -> str:
         for name, hz in clocks.items()
     }
     found = swept(load(measured(folder / "sweep", "sweep", values)), clocks, "Hz")
-    return reports.formatted(lambda: sweep.page(found), dict, "html")
+    return reports.formatted(lambda: experiment.sweep_page(found), dict, "html")
 
 
 def _html(page: run_page.Page) -> str:
@@ -97,13 +97,13 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "network": lambda folder: _written(folder, "estimate", "network"),
     "experiment": lambda folder: experiment.render(_of_experiment(folder, "one"), "html"),
     "experiments": lambda folder: _html(
-        experiments.page(
-            experiments.Experiments(_of_experiment(folder, "a"), _of_experiment(folder, "b", 1.1))
+        experiment.page_of_two(
+            experiment.Experiments(_of_experiment(folder, "a"), _of_experiment(folder, "b", 1.1))
         )
     ),
     "sweep": _of_sweep,
     "history": lambda _: _html(
-        history.page(judge(of(1.03), job(0.002), find_ratio=0.02), outcome="not added")
+        comparison.history_page(judge(of(1.03), job(0.002), find_ratio=0.02), outcome="not added")
     ),
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 from chopper import pipeline, reports
 from chopper.analyzers.attribution import Attribution
-from chopper.reports import clocks, series, timeline
+from chopper.reports import clocks, lanes, series
 from chopper.reports.export import export
 from chopper.reports.page import Fact, Facts, Figure, Section, Table
 from chopper.reports.series import Series, thin, with_gaps
@@ -208,7 +208,7 @@ def test_without_clocks_there_is_no_page() -> None:
 
 
 def test_what_held_the_clock_stands_under_the_timeline(attribution: Attribution) -> None:  # noqa: F811
-    made = timeline.build(attribution, series.collect(attribution.recording))
+    made = lanes.build_timeline(attribution, series.collect(attribution.recording))
     last = made.windows[-1]
     rows = unpack(made.packs[last["id"]])[0]["rows"]
     (held,) = [row for row in rows if row["type"] == "clock"]
@@ -219,7 +219,7 @@ def test_what_held_the_clock_stands_under_the_timeline(attribution: Attribution)
 
 
 def test_strips_of_clock_and_power_are_aligned_in_time(attribution: Attribution) -> None:  # noqa: F811
-    made = timeline.build(attribution, series.collect(attribution.recording))
+    made = lanes.build_timeline(attribution, series.collect(attribution.recording))
     meta, arrays = unpack(made.telemetry)
     panels = [one["panel"] for one in meta["series"]]
     assert panels[:2] == ["SM clock", "Board power"]

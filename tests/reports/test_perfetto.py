@@ -22,8 +22,7 @@ import chopper
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.errors import InputError
-from chopper.reports.export import export
-from chopper.reports.perfetto import note
+from chopper.reports.export import export, note
 from chopper.storage.parquet import plain
 from tests.command import run as run_command
 from tests.golden.own import OWN

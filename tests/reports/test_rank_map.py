@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from chopper import pipeline
-from chopper.reports.rank_map import figure
+from chopper.reports.figures import rank_map
 from chopper.reports.run import page as page_of
 from chopper.reports.story import Story
 from chopper.reports.to_html import render
@@ -45,7 +45,7 @@ def _group(description: str, *ranks: int) -> dict[str, Any]:
 
 
 def test_cells_are_the_times_of_each_rank_and_step(run: Any) -> None:
-    made = figure(Story(run))
+    made = rank_map(Story(run))
     steps = made["views"]["Step"]["z"]
     assert len(steps) == 4
     by_rank = {r.rank: r.observed_ns for r in run.ranks}
@@ -60,7 +60,7 @@ def test_cells_are_the_times_of_each_rank_and_step(run: Any) -> None:
 
 def test_the_clock_has_its_own_unit(run: Any) -> None:
     story = Story(run)
-    clock = figure(story)["views"]["Clock"]
+    clock = rank_map(story)["views"]["Clock"]
     means = story.table("clocks").to_pylist()
     first = next(m for m in means if m["level"] == "step" and m["rank"] == 2)
     assert clock["z"][2][0] == pytest.approx(first["clock_mean_hz"] / 1e9, rel=1e-3)
@@ -79,7 +79,7 @@ def test_ranks_are_told_by_host_and_parallel_dimension(run: Any) -> None:
         _group("twice", 1, 2),
         _group("few", 0, 1),
     ]
-    rows = figure(Story(_with(run, groups)))["rows"]
+    rows = rank_map(Story(_with(run, groups)))["rows"]
     assert list(rows) == ["rank", "mesh_tp", "groups of 2 ranks, 2 apart", "host"]
     assert rows["mesh_tp"] == ["ranks 0-1", "ranks 0-1", "ranks 2-3", "ranks 2-3"]
     assert rows["groups of 2 ranks, 2 apart"] == ["ranks 0,2", "ranks 1,3"] * 2
@@ -99,7 +99,7 @@ def test_rows_are_means_of_their_ranks(browser: Any, run: Any, tmp_path: Path) -
     drawn = page.evaluate(
         "(({ y, z }) => ({ y: [...y], z }))(document.querySelector('#fig-ranks').data[0])"
     )
-    each = figure(Story(shown))["views"]["Step"]["z"]
+    each = rank_map(Story(shown))["views"]["Step"]["z"]
     assert drawn["y"] == ["ranks 0-1", "ranks 2-3"]
     for row, pair in zip(drawn["z"], (each[:2], each[2:]), strict=True):
         assert row == pytest.approx([statistics.mean(step) for step in zip(*pair, strict=True)])

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from chopper import pipeline
 from chopper.analyzers.replay.replay import replay_or_reason
-from chopper.reports import timeline
-from chopper.reports.lanes import exclusive, levels_of
-from chopper.reports.pack import narrow, pack
+from chopper.reports.lanes import Timeline, build_timeline, exclusive, levels_of
+from chopper.reports.to_html import narrow, pack
 from tests.analyzers.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 from tests.reports.unpack import names_of, unpack
@@ -44,7 +43,7 @@ def test_the_smallest_type(values, kind) -> None:
     assert narrow(np.array(values, dtype=np.int64)).dtype == np.dtype(kind)
 
 
-def _decode(lanes: timeline.Timeline, window: dict[str, Any]) -> list[dict[str, Any]]:
+def _decode(lanes: Timeline, window: dict[str, Any]) -> list[dict[str, Any]]:
     meta, arrays = unpack(lanes.packs[window["id"]])
     names = names_of(lanes.names)
     rows, at = [], 0
@@ -70,7 +69,7 @@ def _decode(lanes: timeline.Timeline, window: dict[str, Any]) -> list[dict[str, 
 
 def test_every_device_event_of_a_window_is_there_as_recorded() -> None:
     attribution = make(Shape(ranks=1))
-    lanes = timeline.build(attribution, replay=replay_or_reason(attribution))
+    lanes = build_timeline(attribution, replay=replay_or_reason(attribution))
     assert len(lanes.windows) == 4
     assert lanes.notes == [
         "The critical path is not marked: 0 of "
@@ -95,7 +94,7 @@ def test_every_device_event_of_a_window_is_there_as_recorded() -> None:
 
 
 def test_rows_do_not_overlap_and_are_sorted() -> None:
-    lanes = timeline.build(make(Shape(hostile=True)))
+    lanes = build_timeline(make(Shape(hostile=True)))
     for window in lanes.windows:
         for row in _decode(lanes, window):
             assert (row["start"][1:] >= row["end"][:-1]).all(), row["group"]
@@ -103,7 +102,7 @@ def test_rows_do_not_overlap_and_are_sorted() -> None:
 
 def test_the_state_lane_tiles_the_window() -> None:
     attribution = make(Shape())
-    lanes = timeline.build(attribution)
+    lanes = build_timeline(attribution)
     for window in lanes.windows:
         (state,) = [r for r in _decode(lanes, window) if r["type"] == "state"]
         assert state["start"][0] == 0
@@ -113,7 +112,7 @@ def test_the_state_lane_tiles_the_window() -> None:
 
 def test_the_state_lane_agrees_with_the_pieces() -> None:
     attribution = make(Shape(ranks=1))
-    lanes = timeline.build(attribution)
+    lanes = build_timeline(attribution)
     spent: dict[str, int] = {}
     for window in lanes.windows:
         for row in _decode(lanes, window):
@@ -135,7 +134,7 @@ def test_the_state_lane_agrees_with_the_pieces() -> None:
 def test_the_critical_path_is_a_lane_and_marks_what_lies_on_it() -> None:
     # The device is done long before the second launch: the path goes over the host.
     attribution = pipeline.attribute(run(late_second_launch()))
-    lanes = timeline.build(attribution, replay=replay_or_reason(attribution))
+    lanes = build_timeline(attribution, replay=replay_or_reason(attribution))
     assert lanes.path
     (window,) = lanes.windows
     rows = _decode(lanes, window)
@@ -153,7 +152,7 @@ def test_the_critical_path_is_a_lane_and_marks_what_lies_on_it() -> None:
 def test_too_many_events_leave_the_median_and_the_slowest_step_of_each_rank() -> None:
     attribution = make(Shape(ranks=2, steps=6, layers=2))
     per_window = attribution.joined[0].device_event.num_rows // 6
-    lanes = timeline.build(attribution, device_budget=int(per_window * 4.6))
+    lanes = build_timeline(attribution, device_budget=int(per_window * 4.6))
     assert 4 <= len(lanes.windows) < 12
     windows = attribution.windows.to_pydict()
     for rank in (0, 1):
@@ -177,7 +176,7 @@ def test_too_many_events_leave_the_median_and_the_slowest_step_of_each_rank() ->
 def test_the_shortest_host_spans_go_first_and_it_is_said() -> None:
     attribution = make(Shape(ranks=1, steps=2, layers=40))
     total = attribution.joined[0].host_span.num_rows
-    lanes = timeline.build(attribution, host_budget=1100)
+    lanes = build_timeline(attribution, host_budget=1100)
     kept = [r for w in lanes.windows for r in _decode(lanes, w) if r["type"] == "host"]
     shortest = min(int((r["end"] - r["start"]).min()) for r in kept if r["n"])
     dropped = sum(w["host_dropped"] for w in lanes.windows)
@@ -190,7 +189,7 @@ def test_the_shortest_host_spans_go_first_and_it_is_said() -> None:
 def test_a_run_without_events_has_no_windows() -> None:
     attribution = make(Shape(ranks=1, steps=1))
     attribution = replace(attribution, windows=attribution.windows.slice(0, 0))
-    assert timeline.build(attribution).windows == []
+    assert build_timeline(attribution).windows == []
 
 
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=30).map(

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from chopper.cli import cli
 from chopper.reports import to_text
-from chopper.reports.experiments import Experiments
-from chopper.reports.experiments import page as page_of_two
+from chopper.reports.experiment import Experiments, page_of_two
 from chopper.workloads import batch_sequence
 from tests.command import run
 from tests.docs.blocks import ROOT
