@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.answers import WhatIf
     from chopper.analyzers.replay.replay import Replay
     from chopper.engines import Engine
-    from chopper.hardware.rank_device import Stated
+    from chopper.hardware.ceilings import Stated
     from chopper.pipeline import Source
     from chopper.reports.verdict import Verdict
 

@@ -59,8 +59,7 @@ from chopper.engines import Lost, Serial
 from chopper.engines.choice import engine_of
 from chopper.engines.choice import trace_bytes as file_bytes
 from chopper.errors import ChopperError, InputError, UsageError
-from chopper.hardware.ceilings import ceilings_of, no_peak_remedy
-from chopper.hardware.rank_device import device_of, with_devices
+from chopper.hardware.ceilings import ceilings_of, device_of, no_peak_remedy, with_devices
 from chopper.limits import ROW_BYTES, return_freed_memory
 from chopper.storage.remote import files_of
 from chopper.storage.results import Result, leave
@@ -74,7 +73,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.replay import Prediction, Replay
     from chopper.analyzers.replay.whatif_options import Changes
     from chopper.engines import Engine
-    from chopper.hardware.rank_device import Stated
+    from chopper.hardware.ceilings import Stated
     from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
     from chopper.storage.run import Stretch
 

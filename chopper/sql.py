@@ -25,7 +25,7 @@ from chopper.analyzers.views import View
 from chopper.attribution_cache import attribution_of, names_of
 from chopper.engines import Serial
 from chopper.errors import ChopperError, InputError, UsageError, printable
-from chopper.hardware.rank_device import Stated
+from chopper.hardware.ceilings import Stated
 from chopper.ingest.recorded import filed_tables, read_rank
 from chopper.ingest.sources import find
 from chopper.storage import parquet

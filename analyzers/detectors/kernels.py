@@ -18,7 +18,7 @@ from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views.memory import memory
 from chopper.analyzers.views.snapshots import determinism_advice
 from chopper.causes import CAUSES
-from chopper.hardware.rank_device import device_of
+from chopper.hardware.ceilings import device_of
 
 _ENDS_FUSION = re.compile(
     r"aten::(_foreach_|_fused_|_amp_foreach|(fill_|zero_|copy_)$)"

@@ -17,7 +17,7 @@ from chopper.collectors.formats.exported import encoded, unpack
 from chopper.collectors.formats.unpack import PACKED
 from chopper.engines import Engine, Serial
 from chopper.errors import OutputError, reason_of
-from chopper.hardware.rank_device import Stated, with_devices
+from chopper.hardware.ceilings import Stated, with_devices
 from chopper.ingest.filed import write_stretches
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find

@@ -11,7 +11,6 @@ import re
 
 import numpy as np
 
-from chopper.collectors.formats.database import Database
 from chopper.collectors.formats.parsed import NO_VALUE
 from chopper.collectors.formats.recording import (
     Recording,
@@ -20,6 +19,7 @@ from chopper.collectors.formats.recording import (
     coded,
     renamed,
 )
+from chopper.collectors.formats.sqlite import Database
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
 from chopper.tables.ranges import NUMBER_MOST
@@ -43,7 +43,7 @@ _COPIES = {
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
 
-def is_nsys(database: Database) -> bool:
+def knows(database: Database) -> bool:
     """Return whether a database is such an export."""
     return "StringIds" in database.tables and (
         any(t in database.tables for t in _EVENTS) or "TARGET_INFO_SYSTEM_ENV" in database.tables

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from chopper.collectors.formats.database import Database
 from chopper.collectors.formats.parsed import NO_VALUE, is_one_of
 from chopper.collectors.formats.recording import (
     Ordinals,
@@ -30,6 +29,7 @@ from chopper.collectors.formats.recording import (
     streams_or_queues,
     taken,
 )
+from chopper.collectors.formats.sqlite import Database
 
 _SUFFIXED = re.compile(r"rocpd_(kernel_dispatch|region)((?:_[0-9A-Fa-f_-]+)?)")
 _MOST_RECORDINGS = 4096
@@ -41,7 +41,7 @@ _COPY_NAMES = {
 }
 
 
-def is_rocpd(database: Database) -> bool:
+def knows(database: Database) -> bool:
     """Return whether a database is one of rocprofv3."""
     return any(_SUFFIXED.fullmatch(table) for table in database.tables)
 

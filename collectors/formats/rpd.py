@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from chopper.collectors.formats.database import Database
 from chopper.collectors.formats.parsed import NO_VALUE, is_one_of, most_frequent, table_of_rows
 from chopper.collectors.formats.recording import (
     Recording,
@@ -21,6 +20,7 @@ from chopper.collectors.formats.recording import (
     renamed,
     taken,
 )
+from chopper.collectors.formats.sqlite import Database
 from chopper.errors import InputError
 from chopper.storage.manifest import Device, add_finding
 
@@ -41,7 +41,7 @@ _IDLE_RATIO, _BUSY_RATIO = 1.1, 3.0
 """A GPU whose clock varies by less stays idle; one that works runs at this many times that."""
 
 
-def is_rpd(database: Database) -> bool:
+def knows(database: Database) -> bool:
     """Return whether a database is one of rocmProfileData."""
     return "rocpd_op" in database.tables or "rocpd_api" in database.tables
 

@@ -11,7 +11,7 @@ import pytest
 
 from chopper import pipeline
 from chopper.errors import UsageError
-from chopper.hardware.rank_device import device_of, with_devices
+from chopper.hardware.ceilings import device_of, with_devices
 from chopper.storage.manifest import Device, RankManifest, StatedDevice
 from chopper.storage.run import Run
 from tests import recordings
