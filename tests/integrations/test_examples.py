@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ TRAINERS = (
     ),
     Example("ray", 20, None, {"checkpoint": 4}, ranks=2),
 )  # fmt: skip
-IN_EVERY_RUN = ("trl", "lightning")
-"""Trainers that are compared with the command each time; the others' examples run once."""
+IN_EVERY_RUN = ("lightning",)
+"""Trainers that `make test` compares with the command."""
 
 
 def run(
@@ -196,22 +196,9 @@ def check_recorded(example: Example, path: Path) -> None:
     assert Counter(row["name"] for row in phases[0]) == example.phases
 
 
-UNCOMPILED = """
-import deepspeed, runpy, sys
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-runpy.run_path(sys.argv.pop(1), run_name="__main__")
-"""
-"""DeepSpeed without the operator between processes that it compiles for 90 s."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "example", [e for e in TRAINERS if e.trainer not in IN_EVERY_RUN], ids=lambda e: e.trainer
-)
-def test_an_example_records_its_steps_and_phases(example, tmp_path):
-    if example.trainer == "deepspeed":
-        (tmp_path / "uncompiled.py").write_text(UNCOMPILED)
-        example = replace(example, launcher=(*example.launcher, str(tmp_path / "uncompiled.py")))
+def test_an_example_records_its_steps_and_phases(tmp_path):
+    (example,) = (e for e in TRAINERS if e.trainer == "transformers")
     by_phase(run_example(example, tmp_path))
 
 

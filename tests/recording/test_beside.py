@@ -256,9 +256,11 @@ TRACED, LATER = 4, 53
         # Theirs outlasts the recording.
         pytest.param(f"in_its_place({TRACED}); train(3)\nends()", range(0), marks=pytest.mark.long),
         # Theirs outlasts the process.
-        (f"in_its_place({TRACED}); train(3)", range(0)),
+        pytest.param(f"in_its_place({TRACED}); train(3)", range(0), marks=pytest.mark.long),
         # The trace of the first window is kept.
-        (f"in_its_place({LATER}); ends(); train(3)", range(2, 7)),
+        pytest.param(
+            f"in_its_place({LATER}); ends(); train(3)", range(2, 7), marks=pytest.mark.long
+        ),
     ],
     ids=["within", "across", "to the end", "later window"],
 )

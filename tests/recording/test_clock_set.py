@@ -129,7 +129,7 @@ def spans_ns(run: Run) -> list[tuple[int, int, bool]]:
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("set_s", [DAY_S, -DAY_S])
+@pytest.mark.parametrize("set_s", [DAY_S, pytest.param(-DAY_S, marks=pytest.mark.long)])
 def test_steps_are_as_long_as_they_were_and_line_up_with_their_trace(
     record: Record, set_s: int
 ) -> None:

@@ -758,6 +758,7 @@ def test_under_nohup_a_hang_up_changes_nothing(record):
             """,
             3,
             id="warnings about hooks are errors",
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -569,8 +569,11 @@ assert len(passes) == 9, passes
 
 @pytest.mark.parametrize(
     "program",
-    ["functional(9)", "of_functions(9)", WRAPPED],
-    ids=["tensors", "torch.func", "wrapped"],
+    [
+        pytest.param("functional(9)", id="tensors"),
+        pytest.param("of_functions(9)", id="torch.func", marks=pytest.mark.long),
+        pytest.param(WRAPPED, id="wrapped", marks=pytest.mark.long),
+    ],
 )
 def test_a_program_without_an_optimizer_is_recorded(tmp_path, program):
     """Also one that puts a function of its own around torch's backward pass."""
