@@ -38,7 +38,7 @@ from chopper.analyzers.attribution import (
     with_times,
 )
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
-from chopper.analyzers.causes.step_time import RankSteps, step_time
+from chopper.analyzers.causes.step_time import RecordedSteps, step_time
 from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.match import (
     Events,
@@ -51,7 +51,7 @@ from chopper.analyzers.trace.match import (
 )
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.samples import of_rank, ranks_beside
-from chopper.analyzers.trace.tables import RankInput
+from chopper.analyzers.trace.tables import RankTables
 from chopper.analyzers.trace.totals import Totals, counted_on, detail_ranks, merged, totals_of
 from chopper.analyzers.trace.windows import Steps, common_steps, traced_steps
 from chopper.claims import withheld
@@ -114,13 +114,13 @@ def trace_bytes(recording: Run, rank: int) -> int:
     return rows_count * ROW_BYTES
 
 
-def rank_facts(recording: Run, rank: int) -> RankInput:
+def rank_facts(recording: Run, rank: int) -> RankTables:
     """Gather what is known of a rank's device and its job, without its tables."""
     part = recording.part(rank)
     device = device_of(part)
     on_host = recording.rows_count(rank, "device_event") == 0
     ceilings = ceilings_of(recording, part, device, on_host=on_host)
-    return RankInput(
+    return RankTables(
         rank=rank,
         **dict.fromkeys(_JOINED),  # sent with each task: empty tables take a millisecond
         ceiling=ceilings.achievable if on_host else ceilings.theoretical,
@@ -133,7 +133,7 @@ def rank_facts(recording: Run, rank: int) -> RankInput:
     )
 
 
-def rank_input(recording: Run, rank: int, facts: RankInput | None = None) -> RankInput:
+def rank_input(recording: Run, rank: int, facts: RankTables | None = None) -> RankTables:
     """Gather what is recorded of one rank, and known of its device."""
     return replace(
         facts or rank_facts(recording, rank),
@@ -149,7 +149,7 @@ _OF_HOST = ("device_clock", "device_limit", "process", "process_thread")
 """Tables that one rank samples for all ranks of its host."""
 
 
-def rank_steps(recording: Run, rank: int) -> RankSteps:
+def rank_steps(recording: Run, rank: int) -> RecordedSteps:
     """Gather what a rank recorded of its steps."""
     part = recording.part(rank)
     bounds = None
@@ -161,11 +161,11 @@ def rank_steps(recording: Run, rank: int) -> RankSteps:
         for name in ("program_phase", "core_wait")
     )
     close_ns = (part.overhead.close_ns if part.overhead else None) or 0
-    return RankSteps(recording.table(rank, "step"), phase, wait, bounds, close_ns)
+    return RecordedSteps(recording.table(rank, "step"), phase, wait, bounds, close_ns)
 
 
 @dataclass(frozen=True)
-class RankJoint:
+class JoinSummary:
     """The part of a joined rank that other ranks need: its collectives, and how large it is.
 
     Attributes:
@@ -190,7 +190,7 @@ class RankShare:
 
     summary: RankSummary
     window: pa.Table
-    steps: RankSteps
+    steps: RecordedSteps
     findings: list[Finding]
     core_findings: list[Finding]
     coverage: dict[str, tuple[float, float]]
@@ -205,8 +205,8 @@ class RankShare:
 
 
 def join_task(
-    recording: Run, facts: RankInput, folder: Path | None = None
-) -> tuple[RankJoint, Result]:
+    recording: Run, facts: RankTables, folder: Path | None = None
+) -> tuple[JoinSummary, Result]:
     """Join one rank: return what others must know of it, and leave the rest in a folder."""
     joined = join_rank(rank_input(recording, facts.rank, facts))
     rows_count = joined.host_span.num_rows + joined.device_event.num_rows
@@ -224,12 +224,12 @@ def join_task(
         own = window[part.waiting.event] >= 0
         others = part.waiting[~own]
         part = replace(part, waiting=part.waiting[own])
-    return RankJoint(part, rows_count, others), leave(joined.stored(), folder)
+    return JoinSummary(part, rows_count, others), leave(joined.stored(), folder)
 
 
 def attribute_task(
     recording: Run,
-    facts: RankInput,
+    facts: RankTables,
     stored: Result | None,
     matched: Matched | None,
     closely: bool,
@@ -393,7 +393,7 @@ class _Unit:
     """
 
     rank: int
-    facts: RankInput
+    facts: RankTables
     stretch: Stretch | None
     joined: Result | None = None
     own: Events | None = None

@@ -71,7 +71,7 @@ class Window:
         return self.end_ns - self.start_ns
 
 
-class RankColumns:
+class LaneColumns:
     """One rank's tables as numpy columns."""
 
     def __init__(self, run: Attribution, trace: JoinedRank, rank: int) -> None:
@@ -284,7 +284,7 @@ class Packer:
     """Rows of one window."""
 
     def __init__(
-        self, window: Window, rank: RankColumns, kinds: Kinds, lane: Lane | None = None
+        self, window: Window, rank: LaneColumns, kinds: Kinds, lane: Lane | None = None
     ) -> None:
         self.window = window
         self.rank = rank
@@ -657,7 +657,7 @@ def build_timeline(
     fields = ("rank", "step_index", "number", "start_ns", "end_ns")
     rows = zip(*(run.windows[field].to_pylist() for field in fields), strict=True)
     windows = [window for window in (Window(*row) for row in rows) if window.dur_ns > 0]
-    ranks = {r: RankColumns(run, run.joined[r], r) for r in dict.fromkeys(w.rank for w in windows)}
+    ranks = {r: LaneColumns(run, run.joined[r], r) for r in dict.fromkeys(w.rank for w in windows)}
     chosen, notes = _chosen_windows(windows, ranks, device_budget)
     lanes = {} if isinstance(replay, str) else lanes_of(replay.counting(run))
     spans = {w: len(ranks[w.rank].host_rows(w)) for w in chosen}
@@ -709,7 +709,7 @@ def build_timeline(
 
 
 def _chosen_windows(
-    windows: list[Window], ranks: dict[int, RankColumns], budget: int
+    windows: list[Window], ranks: dict[int, LaneColumns], budget: int
 ) -> tuple[list[Window], list[str]]:
     """All windows when they fit, else the median and the slowest step of each rank.
 

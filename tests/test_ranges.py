@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from chopper.analyzers.compare.history import PastRun
-from chopper.collectors.host._processes import RankPart
+from chopper.collectors.host._processes import ProcessPart
 from chopper.collectors.sampler._source import SamplerStatus
 from chopper.errors import InputError, RunFormatError
 from chopper.experiments.results import Plan
@@ -18,7 +18,7 @@ from chopper.storage import files
 from chopper.storage.manifest import RankManifest, RunManifest, Upload, decode_rank
 
 DOCUMENTS = (
-    *(RunManifest, RankManifest, Upload, PastRun, Plan, Prices, SamplerStatus, RankPart),
+    *(RunManifest, RankManifest, Upload, PastRun, Plan, Prices, SamplerStatus, ProcessPart),
     calibration.Calibration,
 )
 

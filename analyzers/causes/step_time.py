@@ -228,7 +228,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class RankSteps:
+class RecordedSteps:
     """Steps of one rank as recorded.
 
     Attributes:
@@ -266,7 +266,7 @@ class _Recorded:
 
 
 def step_time(
-    ranks: Sequence[RankSteps],
+    ranks: Sequence[RecordedSteps],
     windows: pa.Table,
     causes_by_step: Mapping[str | int | None, dict[str, int]],
 ) -> StepTime:
@@ -340,7 +340,7 @@ def step_time(
     )
 
 
-def _recorded(ranks: Sequence[RankSteps]) -> _Recorded:
+def _recorded(ranks: Sequence[RecordedSteps]) -> _Recorded:
     parts = [np.zeros((4, 0), np.int64)]
     phases: dict[int, set[str]] = defaultdict(set)
     optimizers: dict[int, str] = {}
@@ -382,7 +382,7 @@ def _by_window(number: np.ndarray, window_ns: np.ndarray, recorded: _Recorded) -
     return replace(recorded, length_ns=length, own_ns=np.where(count > 0, own_ns, recorded.own_ns))
 
 
-def _phases(rank: RankSteps, start_ns: np.ndarray, end_ns: np.ndarray) -> list[set[str]]:
+def _phases(rank: RecordedSteps, start_ns: np.ndarray, end_ns: np.ndarray) -> list[set[str]]:
     """Return, for each step, ``training`` and the names of the program phases that ran in it."""
     length = np.maximum(end_ns - start_ns, 1)
     shares: list[dict[str, float]] = [defaultdict(float) for _ in start_ns]
@@ -540,7 +540,7 @@ def _drained(recorded: _Recorded, chosen: np.ndarray) -> int | None:
     return round(float(np.mean(shortest))) if shortest else None
 
 
-def _in_phases(ranks: Sequence[RankSteps]) -> dict[str, int]:
+def _in_phases(ranks: Sequence[RecordedSteps]) -> dict[str, int]:
     """Return the time of each program phase within the recorded steps, mean over ranks."""
     times: Counter[str] = Counter()
     for rank in ranks:
@@ -551,7 +551,7 @@ def _in_phases(ranks: Sequence[RankSteps]) -> dict[str, int]:
     return {name: t // len(ranks) for name, t in sorted(times.items()) if t}
 
 
-def _outside(ranks: Sequence[RankSteps]) -> Outside | None:
+def _outside(ranks: Sequence[RecordedSteps]) -> Outside | None:
     """Time of the recording that no step holds; None where its bounds are not known.
 
     A step begins where the one before it ended, and the first one when the recording is set up:

@@ -52,7 +52,7 @@ _SPREAD = 1.5
 
 
 @dataclass(frozen=True)
-class RankFacts:
+class CauseTimes:
     """Knowledge that a rank's attribution has of its device events.
 
     Attributes:
@@ -120,7 +120,7 @@ class RankFacts:
         return bus_bytes
 
 
-def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[str]) -> None:
+def remove_causes(scenario: Scenario, facts: list[CauseTimes], causes: Iterable[str]) -> None:
     """Causes, with all below them, take no time."""
     requested = set(causes)
     leaves = {leaf for cause in requested for leaf in leaves_of(cause)}
@@ -146,7 +146,7 @@ def remove_causes(scenario: Scenario, facts: list[RankFacts], causes: Iterable[s
 
 
 def _remove_core_waits(
-    scenario: Scenario, rank_index: int, fact: RankFacts, leaves: set[str]
+    scenario: Scenario, rank_index: int, fact: CauseTimes, leaves: set[str]
 ) -> None:
     """Shorten host parts by their waits for a core; computing has lost its part already."""
     computing, preparing = "compute.core_wait", "idle.preparation.core_wait"
@@ -174,7 +174,7 @@ def _without_core_wait(node: RankNodes, waited_ns: np.ndarray) -> np.ndarray:
 
 
 def _remove_computing(
-    scenario: Scenario, rank_index: int, fact: RankFacts, leaves: set[str]
+    scenario: Scenario, rank_index: int, fact: CauseTimes, leaves: set[str]
 ) -> None:
     """Shorten kernels by the factors of these causes, or remove those that are such work.
 
@@ -205,7 +205,7 @@ def _remove_computing(
 
 
 def _remove_communication(
-    scenario: Scenario, rank_index: int, fact: RankFacts, requested: set[str], leaves: set[str]
+    scenario: Scenario, rank_index: int, fact: CauseTimes, requested: set[str], leaves: set[str]
 ) -> None:
     node = fact.node
     sent = node.links.work_class == COMMUNICATION
@@ -236,7 +236,7 @@ def _remove_copies(scenario: Scenario, rank_index: int, node: RankNodes, leaves:
 
 def set_clock(
     scenario: Scenario,
-    facts: list[RankFacts],
+    facts: list[CauseTimes],
     clock_hz: float | None,
     deviations: float = 0.0,
 ) -> tuple[int, int]:
@@ -284,7 +284,7 @@ class Link:
     separable: bool
 
 
-def observed_link(facts: list[RankFacts]) -> Link:
+def observed_link(facts: list[CauseTimes]) -> Link:
     """The link of the run's matched collectives."""
     size, time = [], []
     for fact in facts:
@@ -308,7 +308,7 @@ def observed_link(facts: list[RankFacts]) -> Link:
 
 def set_link(
     scenario: Scenario,
-    facts: list[RankFacts],
+    facts: list[CauseTimes],
     link: Link,
     bandwidth_ratio: float,
     latency_ns: float | None,
@@ -343,7 +343,7 @@ def _of_family(node: RankNodes, family_name: str) -> np.ndarray:
     return np.asarray(families == family_name)
 
 
-def make_faster(scenario: Scenario, facts: list[RankFacts], what: str, times: float) -> int:
+def make_faster(scenario: Scenario, facts: list[CauseTimes], what: str, times: float) -> int:
     """Divide the time of a family's kernels, or of those whose name matches, by a factor.
 
     Returns:
@@ -363,7 +363,7 @@ def make_faster(scenario: Scenario, facts: list[RankFacts], what: str, times: fl
     return count
 
 
-def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> int:
+def remove_operator(scenario: Scenario, facts: list[CauseTimes], name: str) -> int:
     """An operator is not called: neither its kernels nor its time on the host are there.
 
     Args:
@@ -402,7 +402,7 @@ def remove_operator(scenario: Scenario, facts: list[RankFacts], name: str) -> in
     return count
 
 
-def launch_graphs(scenario: Scenario, facts: list[RankFacts]) -> None:
+def launch_graphs(scenario: Scenario, facts: list[CauseTimes]) -> None:
     """Each step is one graph: the host's operators, calls and Python between them take no time.
 
     Data loading, synchronization, the allocator and garbage collection stay.
@@ -412,7 +412,7 @@ def launch_graphs(scenario: Scenario, facts: list[RankFacts]) -> None:
         scenario.without_host(rank_index, np.isin(fact.node.program.parts.cause, _OF_LAUNCHING))
 
 
-def operator_names(facts: list[RankFacts]) -> list[str]:
+def operator_names(facts: list[CauseTimes]) -> list[str]:
     """Names of the operators of the run."""
     operators: set[str] = set()
     for fact in facts:
@@ -439,7 +439,7 @@ class Applied:
     """
 
     scenario: Scenario
-    facts: list[RankFacts]
+    facts: list[CauseTimes]
     coupled_ratio: float | None
     spent: set[str]
     deviations: float = 0.0

@@ -16,7 +16,7 @@ from chopper.causes import CODES, LEAVES
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.idle import Parts
-    from chopper.analyzers.replay.changes import RankFacts
+    from chopper.analyzers.replay.changes import CauseTimes
     from chopper.analyzers.replay.graph import Graph
     from chopper.analyzers.replay.scenario import Outcome
 
@@ -125,7 +125,9 @@ def path_of(outcome: Outcome, rank_indices: Collection[int]) -> Path:
     return Path(rank_index[rows], start[keep], end[keep], kinds[keep], event[rows], interval[rows])
 
 
-def causes_of(outcome: Outcome, path: Path, facts: list[RankFacts]) -> dict[tuple[str, str], float]:
+def causes_of(
+    outcome: Outcome, path: Path, facts: list[CauseTimes]
+) -> dict[tuple[str, str], float]:
     """Sum the nanoseconds of the path by (leaf cause, operator, kernel or host).
 
     What ran is named by its operator or kernel and divided among the causes that the attribution
@@ -156,7 +158,7 @@ class _Sums(defaultdict[tuple[str, str], float]):
             self[cause, names[i]] += float(spent[i])
 
 
-def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _names(fact: CauseTimes, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """Name of each event, as codes into names: its operator, or its kernel; "" for none."""
     links = fact.node.links
     op_codes, op_values = links.op_names
@@ -166,7 +168,7 @@ def _names(fact: RankFacts, event: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return np.where(event < 0, len(values) + len(op_values), code), [*values, *op_values, ""]
 
 
-def _running(fact: RankFacts, path: Path, rows: np.ndarray, sums: _Sums) -> None:
+def _running(fact: CauseTimes, path: Path, rows: np.ndarray, sums: _Sums) -> None:
     """Add what ran, divided among the causes of its event."""
     event, length = path.event[rows], path.length_ns[rows]
     code, names = _names(fact, event)
@@ -203,7 +205,7 @@ _WAITING = {
 }
 
 
-def _waiting(fact: RankFacts, path: Path, rows: np.ndarray, sums: _Sums) -> None:
+def _waiting(fact: CauseTimes, path: Path, rows: np.ndarray, sums: _Sums) -> None:
     """Add latencies, by what they lead to."""
     for kind, cause in _WAITING.items():
         mine = rows[(path.kind[rows] == kind) & (path.event[rows] >= 0)]
@@ -213,7 +215,7 @@ def _waiting(fact: RankFacts, path: Path, rows: np.ndarray, sums: _Sums) -> None
 def _preparing(
     outcome: Outcome,
     rank_index: int,
-    fact: RankFacts,
+    fact: CauseTimes,
     path: Path,
     rows: np.ndarray,
     sums: _Sums,
@@ -272,7 +274,7 @@ class Lane:
     away_rank: np.ndarray
 
 
-def lane_of(path: Path, rank_index: int, facts: list[RankFacts]) -> Lane:
+def lane_of(path: Path, rank_index: int, facts: list[CauseTimes]) -> Lane:
     """The stretches of an unchanged run's critical path that lie on a rank."""
     fact = facts[rank_index]
     node = fact.node
@@ -326,7 +328,7 @@ def lane_of(path: Path, rank_index: int, facts: list[RankFacts]) -> Lane:
     )
 
 
-def _main_cause(fact: RankFacts) -> np.ndarray:
+def _main_cause(fact: CauseTimes) -> np.ndarray:
     """Code of the leaf in which each device event spends most; what runs hidden is unmodelled."""
     links = fact.node.links
     found = np.full(len(fact.node.start), CODES["compute.unmodelled"])

@@ -12,7 +12,7 @@ import numpy as np
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Recoverable
 from chopper.analyzers.replay.answers import WhatIf, summary
-from chopper.analyzers.replay.changes import Applied, RankFacts, remove_causes
+from chopper.analyzers.replay.changes import Applied, CauseTimes, remove_causes
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
 from chopper.analyzers.replay.program import CALL
@@ -73,7 +73,7 @@ class Replay:
         self.unmodified: Outcome = self.base.outcome
         self._paths: dict[tuple[int, ...], CriticalPath] = {}
         """Critical paths of the run as it was, by the ranks at whose end they end."""
-        self.facts: list[RankFacts] = _facts_of(run.all_steps, self.base)
+        self.facts: list[CauseTimes] = _facts_of(run.all_steps, self.base)
         self.counted: list[np.ndarray] = _counted(run, self.base)
         """Mask of the windows of each rank that the attribution is of."""
         self.error_ratio: float = self._error()
@@ -433,11 +433,11 @@ def _counted(run: Attribution, base: Base) -> list[np.ndarray]:
     ]
 
 
-def _facts_of(attribution: Attribution, base: Base) -> list[RankFacts]:
+def _facts_of(attribution: Attribution, base: Base) -> list[CauseTimes]:
     ranks = attribution.pieces["rank"].to_numpy()
     alone = len(attribution.ranks) == 1
     return [
-        RankFacts(
+        CauseTimes(
             node,
             attribution.pieces if alone else attribution.pieces.filter(ranks == node.rank),
             attribution.factors.get(node.rank),

@@ -16,7 +16,7 @@ import pyarrow as pa
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import distinct_rows, first_with, ints, pick, strings
 from chopper.analyzers.trace.join import COMMUNICATION, Links
-from chopper.analyzers.trace.tables import RankInput
+from chopper.analyzers.trace.tables import RankTables
 from chopper.errors import JSON_ERRORS
 from chopper.hardware.ceilings import Ceiling
 
@@ -155,7 +155,7 @@ class Communication:
         return np.array([k.bus_bytes for k in self.kinds] + [np.nan])[self.kind]
 
 
-def describe(links: Links, annotation_row: np.ndarray, inputs: RankInput) -> Communication:
+def describe(links: Links, annotation_row: np.ndarray, inputs: RankTables) -> Communication:
     """Describe each communication event of a rank from its records. COLLECTIVE -> Communication.
 
     Args:
@@ -357,7 +357,7 @@ class _Fields:
 class _Describing:
     """Kinds of events as the trace of a rank describes them."""
 
-    inputs: RankInput
+    inputs: RankTables
 
     def by_metadata(self, entry: _Fields, name: str) -> Kind:
         """Kind of events whose collective was recorded."""

@@ -26,7 +26,7 @@ from chopper.analyzers.trace.join import (
     link,
     operators_of,
 )
-from chopper.analyzers.trace.tables import DeviceEvents, HostSpans, RankInput
+from chopper.analyzers.trace.tables import DeviceEvents, HostSpans, RankTables
 from chopper.analyzers.trace.windows import (
     Windows,
     cut_windows,
@@ -55,7 +55,7 @@ class JoinedRank:
         double_backward_count: operators of a backward that is differentiated itself.
     """
 
-    inputs: RankInput
+    inputs: RankTables
     host_only: bool
     device_event: pa.Table
     event_link: pa.Table
@@ -70,7 +70,7 @@ class JoinedRank:
     def stored(self) -> JoinedRank:
         """Return it without the tables that it was joined from, which ``restored`` puts back."""
         tables = {name: getattr(self.inputs, name).slice(0, 0) for name in _RECORDED}
-        inputs = RankInput(
+        inputs = RankTables(
             rank=self.inputs.rank,
             **tables,
             step=self.inputs.step,
@@ -81,7 +81,7 @@ class JoinedRank:
         derived = self.device_event if self.host_only else tables["device_event"]
         return replace(self, inputs=inputs, device_event=derived)
 
-    def restored(self, inputs: RankInput) -> JoinedRank:
+    def restored(self, inputs: RankTables) -> JoinedRank:
         """Reverse ``stored``, given the input tables."""
         events = self.device_event if self.host_only else inputs.device_event
         return replace(self, inputs=replace(inputs, step=self.inputs.step), device_event=events)
@@ -135,7 +135,7 @@ def _recorded_ns(host: HostSpans, events: DeviceEvents) -> tuple[int, int] | Non
     return min(int(t.start_ns[0]) for t in timed), max(ends)
 
 
-def join_rank(inputs: RankInput) -> JoinedRank:
+def join_rank(inputs: RankTables) -> JoinedRank:
     """Join one rank's device events. HOST_SPAN, DEVICE_EVENT, STEP, COLLECTIVE -> JoinedRank."""
     host = HostSpans(inputs.host_span)
     events = DeviceEvents(inputs.device_event)

@@ -19,7 +19,7 @@ from chopper.storage.run import Span
 
 
 @dataclass(frozen=True)
-class RankInput:
+class RankTables:
     """The input of an attribution: declared tables of one rank and facts about its device.
 
     Attributes:

@@ -57,7 +57,7 @@ _NODES = ("nnodes", "num_machines")
 
 
 @dataclass(frozen=True, slots=True)
-class RankInfo:
+class LaunchEnvironment:
     """Place of this process among the ranks."""
 
     rank: int = 0
@@ -118,7 +118,7 @@ def _nonsense(rank: int | None, world_size: int | None) -> str | None:
     return None
 
 
-def rank_info() -> RankInfo:
+def rank_info() -> LaunchEnvironment:
     """Read the rank from torch.distributed when initialized, else from the launcher's variables."""
     launchers = _launchers() or [Launcher("", "")]
     (rank, world_size), local_rank = (
@@ -133,13 +133,13 @@ def rank_info() -> RankInfo:
     if dist is not None:
         rank, world_size = dist.get_rank(), dist.get_world_size()
     elif ignored := _nonsense(rank, world_size):
-        return RankInfo(known=False, ignored=ignored)
+        return LaunchEnvironment(known=False, ignored=ignored)
     if rank is None:
-        return RankInfo(known=False)
+        return LaunchEnvironment(known=False)
     if local_rank is None:
         # Without torchrun: right on one host, which is where ranks are started by hand.
         local_rank = rank
-    return RankInfo(rank, local_rank, world_size or max(1, rank + 1), node=node)
+    return LaunchEnvironment(rank, local_rank, world_size or max(1, rank + 1), node=node)
 
 
 def job_name() -> str | None:

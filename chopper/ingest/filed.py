@@ -31,7 +31,7 @@ _Moved = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
 
 def write_stretches(
-    writer: parquet.RankWriter,
+    writer: parquet.TablesWriter,
     stretches: Sequence[Stretch],
     omitted: Iterable[str],
     engine: Engine,
@@ -90,7 +90,7 @@ def _after(count: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda rows: rows + count
 
 
-def _counted_on(collective: pa.Table, writer: parquet.RankWriter) -> pa.Table:
+def _counted_on(collective: pa.Table, writer: parquet.TablesWriter) -> pa.Table:
     """Return COLLECTIVE with rows as counted behind those that are written."""
     return _renumbered(collective, {name: _after(writer.rows_count(name)) for name in _SOURCES})
 

@@ -25,7 +25,7 @@ from chopper.storage import manifest
 from chopper.storage.caches import scratch
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
-from chopper.storage.parquet import RankWriter
+from chopper.storage.parquet import TablesWriter
 from chopper.storage.parts import read_manifest
 from chopper.storage.run import Run, Store
 from chopper.storage.streams import write_table
@@ -83,7 +83,7 @@ def write_run(
                 table = imported.run.table(rank, name)
                 if rank == part.rank and table.num_rows:
                     write_table(folder, name, table.to_pydict())
-            with RankWriter(folder, part.rank) as writer:
+            with TablesWriter(folder, part.rank) as writer:
                 _write_tables(writer, imported.run.tables, part.rank, engine or Serial())
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
@@ -118,7 +118,7 @@ def carried(run: Run) -> Iterator[bytes]:
         for part in parts:
             folder = directory / rank_dir_name(part.rank)
             folder.mkdir()
-            with RankWriter(folder, part.rank) as writer:
+            with TablesWriter(folder, part.rank) as writer:
                 _write_tables(writer, run.tables, part.rank, Serial())
         data = manifest.encode(msgspec.structs.replace(run.manifest, ranks=parts))
         write_atomic(directory / MANIFEST, data)
@@ -133,7 +133,7 @@ def _write_manifests(run: manifest.RunManifest, directory: Path) -> None:
     write_atomic(directory / MANIFEST, manifest.encode(run))
 
 
-def _write_tables(writer: RankWriter, store: Store, rank: int, engine: Engine) -> None:
+def _write_tables(writer: TablesWriter, store: Store, rank: int, engine: Engine) -> None:
     """Write the tables of a rank: a stretch at a time where it is too large to be held."""
     stretches = store.stretches(rank)
     names = [name for of, name in (store.in_memory if stretches else store) if of == rank]

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from chopper.errors import say
-from chopper.hardware.launchers import RankInfo
+from chopper.hardware.launchers import LaunchEnvironment
 from chopper.integrations.recording import TrainerRecording
 from chopper.recording import claim
 from chopper.recording.finish import exception_text
@@ -65,7 +65,7 @@ class ChopperCallback(WorkerGroupCallback):
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         TrainerRecording("ray", _LEAST_VERSION, output, **options)  # checks the options
-        chosen = claim.choose_output(output, options.get("name"), RankInfo())
+        chosen = claim.choose_output(output, options.get("name"), LaunchEnvironment())
         self._output, self._options = os.fspath(Path(chosen).absolute()), options
         self._groups = 0
         self._errors: dict[int, str] = {}

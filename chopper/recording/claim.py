@@ -34,7 +34,7 @@ from chopper.storage.parts import has_steps, restart_count
 from chopper.version import __version__
 
 if TYPE_CHECKING:
-    from chopper.hardware.launchers import RankInfo
+    from chopper.hardware.launchers import LaunchEnvironment
 
 OUTPUT_VARIABLE = "CHOPPER_OUTPUT"
 """The run directory when the program names none; set by ``chopper bench`` and ``record``."""
@@ -61,7 +61,7 @@ def launched(path: Path | None = None) -> bool:
 
 
 def choose_output(
-    output: str | Path | None, name: str | None, info: RankInfo | None = None
+    output: str | Path | None, name: str | None, info: LaunchEnvironment | None = None
 ) -> Path:
     """The run directory: as named, else ``CHOPPER_OUTPUT``, else ``runs/<time>[-<name>]``.
 
@@ -78,7 +78,7 @@ def choose_output(
     return _default_output(name, info)
 
 
-def _default_output(name: str | None, info: RankInfo | None) -> Path:
+def _default_output(name: str | None, info: LaunchEnvironment | None) -> Path:
     # A name is for people: it may hold what would lead to another directory.
     suffix = f"-{safe}" if (safe := re.sub(r"[^\w.-]+", "-", name or "").strip("-.")) else ""
     started = dt.datetime.now()
@@ -145,7 +145,7 @@ class Claim:
     """Set when an earlier recording was moved."""
 
 
-def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
+def claim(path: Path, info: LaunchEnvironment, *, force: bool) -> Claim:
     """Make this rank's folder, with a manifest that names this process; nobody else gets it.
 
     A process that is no rank of the job that records into ``path`` gets a run inside it: one
@@ -180,7 +180,7 @@ def claim(path: Path, info: RankInfo, *, force: bool) -> Claim:
                 return claimed
 
 
-def _part(info: RankInfo) -> m.RankManifest:
+def _part(info: LaunchEnvironment) -> m.RankManifest:
     job = None
     if info.known:
         job = job_name() or f"parent {processes.parent_identity()}"

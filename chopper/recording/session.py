@@ -55,7 +55,12 @@ class Session:
     """A recording from ``start`` to ``close``."""
 
     def __init__(
-        self, options: Options, path: Path, info: launchers.RankInfo, *, infers: bool = False
+        self,
+        options: Options,
+        path: Path,
+        info: launchers.LaunchEnvironment,
+        *,
+        infers: bool = False,
     ) -> None:
         self.options = options
         self._infers = infers

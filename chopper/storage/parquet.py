@@ -134,7 +134,7 @@ def write(table: pa.Table, path: Path) -> None:
         file.write(table)
 
 
-class RankWriter:
+class TablesWriter:
     """Writes the tables of a rank into its folder, in parts or whole; those that have rows.
 
     As a context manager it gives the files their names at the end, unless there was an error.
@@ -145,7 +145,7 @@ class RankWriter:
         self._writers: dict[str, Writer] = {}
         self._files = contextlib.ExitStack()
 
-    def __enter__(self) -> RankWriter:
+    def __enter__(self) -> TablesWriter:
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -43,7 +43,7 @@ class HostCollector(SampledCollector):
         threads_hz = min(self._hz, _THREADS_HZ)
         sources = [
             ("_machine:CoreSource", cores_hz, root),
-            ("_processes:RankSource", self._hz, run),
+            ("_processes:ProcessSource", self._hz, run),
             ("_machine:MachineSource", self._hz, root),
             ("_machine:NicSource", self._hz, root),
             ("_machine:RaplSource", self._hz, root),

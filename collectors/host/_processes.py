@@ -26,7 +26,7 @@ _SCAN_NS = 1_000_000_000
 _SCAN_COST_RATIO = 0.005
 
 
-class RankPart(msgspec.Struct):
+class ProcessPart(msgspec.Struct):
     """The few fields of a rank's manifest that a sampler needs."""
 
     rank: Rank
@@ -35,7 +35,7 @@ class RankPart(msgspec.Struct):
     pid: Count | None = None
 
 
-class RankWatcher(FileSource):
+class ProcessWatcher(FileSource):
     """A source that follows the ranks of a run on this host, whenever they begin."""
 
     def __init__(
@@ -45,7 +45,7 @@ class RankWatcher(FileSource):
         self._run_path = Path(run_path)
         self._hostname = hostname
         self._scan = Budget(scan_ns, _SCAN_COST_RATIO)
-        self._parts: dict[str, tuple[int, RankPart]] = {}
+        self._parts: dict[str, tuple[int, ProcessPart]] = {}
         """Folder of a rank → when its manifest changed, and that."""
         self._pids: dict[int, int] = {}
         """Rank → its process."""
@@ -79,14 +79,14 @@ class RankWatcher(FileSource):
                 changed_ns = file.stat().st_mtime_ns
                 if seen_ns == changed_ns:
                     continue
-                part = msgspec.json.decode(file.read_bytes(), type=RankPart)
+                part = msgspec.json.decode(file.read_bytes(), type=ProcessPart)
             except (OSError, *JSON_ERRORS):
                 continue  # not written yet, or not ours: the next look comes soon
             self._parts[folder] = (changed_ns, part)
             if self._is_here(part) and part.pid is not None:
                 yield part.rank, part.pid
 
-    def _is_here(self, part: RankPart) -> bool:
+    def _is_here(self, part: ProcessPart) -> bool:
         """Tell whether a rank's number of its process means that process here."""
         return part.hostname == self._hostname and part.machine in (None, machine())
 
@@ -178,7 +178,7 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class RankSource(RankWatcher):
+class ProcessSource(ProcessWatcher):
     """The ranks of a run on this host, with their children. -> PROCESS.
 
     Args:
@@ -357,7 +357,7 @@ class _Thread:
         self._file.close()
 
 
-class ThreadSource(RankWatcher):
+class ThreadSource(ProcessWatcher):
     """Threads of each rank that ran or waited since their last row. schedstat -> PROCESS_THREAD."""
 
     name: ClassVar[str] = "threads"
@@ -479,7 +479,7 @@ def read_event(descriptor: int) -> int:
     return value
 
 
-class EventSource(RankWatcher):
+class EventSource(ProcessWatcher):
     """Events of each rank that the kernel counts. perf_event_open -> PROCESS_EVENT.
 
     Counted from when a rank is first seen: of the threads that it has then, and of all that these

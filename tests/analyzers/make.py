@@ -11,7 +11,7 @@ import pyarrow as pa
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.relations import connection
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
-from chopper.analyzers.trace.tables import RankInput
+from chopper.analyzers.trace.tables import RankTables
 from chopper.tables import TABLES
 from chopper.views import SHARED_QUERIES, VIEWS, typed
 
@@ -100,7 +100,7 @@ def joined(
     """One rank whose device events are joined to the host; without a device, the host's own."""
     values: dict[str, Any] = {"ceiling": None, "devices_listed": device is not None, **known}
     return join_rank(
-        RankInput(
+        RankTables(
             rank=0,
             host_span=host,
             device_event=TABLES["device_event"].empty() if device is None else device,

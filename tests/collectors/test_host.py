@@ -19,7 +19,7 @@ import pytest
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.host import HostCollector
 from chopper.collectors.host._machine import CoreSource, MachineSource, NicSource
-from chopper.collectors.host._processes import RankSource
+from chopper.collectors.host._processes import ProcessSource
 from chopper.collectors.sampler import SamplerProcess, Sink
 from chopper.errors import CollectorUnavailable
 from chopper.recording.live import StreamTail
@@ -291,7 +291,7 @@ class Watch:
     )
 
     def __init__(self, run: Path, **options: Any) -> None:
-        self.source = RankSource(str(run), HERE, scan_ns=1, **options)
+        self.source = ProcessSource(str(run), HERE, scan_ns=1, **options)
         self.source.open()
 
         # So far apart that whatever spaces itself out by its cost is due at each.
@@ -420,7 +420,7 @@ def test_pss_is_read_at_most_once_a_second(
     tmp_path: Path, watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a reading costs is the machine's: a dear one would be the last.
-    monkeypatch.setattr(RankSource, "_PSS_LIMIT_NS", 1000 * SECOND)
+    monkeypatch.setattr(ProcessSource, "_PSS_LIMIT_NS", 1000 * SECOND)
     announce(tmp_path, 0, os.getpid())
     watching = watch(tmp_path)
     first = watching.rows()[0]

@@ -11,7 +11,7 @@ import pytest
 
 from chopper.api import attribute
 from chopper.errors import OutputError
-from chopper.hardware.launchers import RankInfo
+from chopper.hardware.launchers import LaunchEnvironment
 from chopper.recording import claim
 from chopper.recording.finish import finalize
 from chopper.storage import processes as _processes
@@ -23,7 +23,7 @@ from chopper.storage.processes import HeldElsewhere, identity_of, locked, machin
 from chopper.storage.run import Run
 from tests.waiting import PATIENCE_S
 
-UNRANKED = RankInfo(known=False)
+UNRANKED = LaunchEnvironment(known=False)
 PROCESSES, ROUNDS = 4, 100
 
 
@@ -59,7 +59,7 @@ def claims(directory: Path, number: int, barrier: Any, results: Any) -> None:
         ranked = round_number % 3 == 2  # jobs, with the same rank each
         os.environ["MASTER_PORT"] = str(29500 + number)
         barrier.wait(PATIENCE_S)
-        claimed = claim.claim(path, RankInfo(known=ranked), force=False)
+        claimed = claim.claim(path, LaunchEnvironment(known=ranked), force=False)
         part = _processes.part_of(claimed.path / "rank-00000")
         assert part is not None
         assert part.pid == os.getpid()
@@ -110,7 +110,7 @@ def test_a_process_without_rank_takes_the_place_of_one_that_took_no_step(
 def test_ranks_of_two_jobs_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path_of(port: int, rank: int) -> str:
         monkeypatch.setenv("MASTER_PORT", str(port))
-        return of_another(claim.claim(tmp_path, RankInfo(rank, rank, 2), force=False)).name
+        return of_another(claim.claim(tmp_path, LaunchEnvironment(rank, rank, 2), force=False)).name
 
     assert path_of(29500, 0) == tmp_path.name
     # Although rank 1 of the first job is not there yet.
@@ -123,15 +123,18 @@ def test_ranks_of_two_jobs_do_not_meet(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ranks_of_one_job_on_two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a port, what the processes of a job have in common is a parent, on each host another.
     leave(tmp_path, 0, hostname="node7", machine="node7", world_size=2, job="parent 7.7")
-    claimed = claim.claim(tmp_path, RankInfo(1, 0, 2), force=False)
+    claimed = claim.claim(tmp_path, LaunchEnvironment(1, 0, 2), force=False)
     assert claimed.path == tmp_path
     # Another job on the other host is another one, and what it records stays where it is.
     monkeypatch.setenv("MASTER_PORT", "29501")
     leave(tmp_path / "a", 0, hostname="node7", machine="node7", world_size=1, job="port 29500")
-    assert claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "process-2"
+    assert (
+        claim.claim(tmp_path / "a", LaunchEnvironment(0, 0, 1), force=False).path.name
+        == "process-2"
+    )
     # A restart on this host takes over from the other one.
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert claim.claim(tmp_path / "a", RankInfo(0, 0, 1), force=False).path.name == "a"
+    assert claim.claim(tmp_path / "a", LaunchEnvironment(0, 0, 1), force=False).path.name == "a"
 
 
 def test_what_was_recorded_before_is_refused_and_what_is_recorded_meanwhile_is_not(

@@ -212,7 +212,7 @@ def _rank(run: Path, rank: int, tables: dict[str, pa.Table]) -> None:
     folder.mkdir(exist_ok=True)
     part = manifest.RankManifest(rank=rank, status="imported")
     write_atomic(folder / MANIFEST, manifest.encode(part))
-    with parquet.RankWriter(folder, rank) as writer:
+    with parquet.TablesWriter(folder, rank) as writer:
         for name, table in tables.items():
             writer.write(name, table)
 

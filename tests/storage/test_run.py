@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from chopper.errors import OutputError, SchemaError
-from chopper.hardware.launchers import RankInfo
+from chopper.hardware.launchers import LaunchEnvironment
 from chopper.recording.claim import claim
 from chopper.recording.finish import finalize
 from chopper.storage import destination
@@ -466,16 +466,16 @@ def test_folders_of_attempts_are_named_by_the_restart(
     # Rank 0 was there in all attempts, rank 1 is missing from the first two.
     for count, ranks in (("0", [0]), ("1", [0]), ("2", [0, 1]), ("3", [0, 1])):
         for rank in ranks:
-            claim(tmp_path, RankInfo(rank, rank, len(ranks)), force=False)
+            claim(tmp_path, LaunchEnvironment(rank, rank, len(ranks)), force=False)
             recorded(tmp_path, rank, environment={"TORCHELASTIC_RESTART_COUNT": count})
     assert Run.open(tmp_path / "attempt-2").ranks == [0, 1]
     assert Run.open(tmp_path / "attempt-1").ranks == [0]
     # A second process of the same attempt takes the next free one.
-    finding = claim(tmp_path, RankInfo(0, 0, 2), force=False).finding
+    finding = claim(tmp_path, LaunchEnvironment(0, 0, 2), force=False).finding
     assert finding is not None
     assert "attempt-3/" in finding.message
     recorded(tmp_path, 0, environment={"TORCHELASTIC_RESTART_COUNT": "3"})
-    finding = claim(tmp_path, RankInfo(0, 0, 2), force=False).finding
+    finding = claim(tmp_path, LaunchEnvironment(0, 0, 2), force=False).finding
     assert finding is not None
     assert "attempt-4/" in finding.message
 

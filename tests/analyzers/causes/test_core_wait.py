@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.core_wait import awake, taken, wait_of_steps, waits_within
 from chopper.analyzers.trace.rank_join import join_rank
-from chopper.analyzers.trace.tables import RankInput
+from chopper.analyzers.trace.tables import RankTables
 from chopper.tables import TABLES
 from tests.analyzers.make import attributed, kernel, kernels, span, spans, steps, table
 
@@ -117,7 +117,7 @@ def test_who_sleeps_for_data_does_not_wait_for_a_core() -> None:
         {"time_ns": t, "span_ns": 0, "tid": 7, "step": s, "run_delay_ns": d, "run_ns": r}
         for t, s, d, r in ((0, None, 0, 0), (1000, 0, 200, 350))
     ]
-    given = RankInput(
+    given = RankTables(
         rank=0,
         host_span=host,
         device_event=TABLES["device_event"].empty(),

@@ -11,7 +11,7 @@ from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
-from chopper.analyzers.trace.tables import RankInput
+from chopper.analyzers.trace.tables import RankTables
 from chopper.storage.manifest import RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.analyzers import make
@@ -34,7 +34,7 @@ def tables(
 
 def joined(given: dict[str, pa.Table], rank: int = 0) -> JoinedRank:
     return join_rank(
-        RankInput(rank=rank, **given, ceiling=None, no_peak_remedy="", devices_listed=True)
+        RankTables(rank=rank, **given, ceiling=None, no_peak_remedy="", devices_listed=True)
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chopper.analyzers.causes.attribute import attribute_rank
 from chopper.analyzers.trace.match import Matched, match, participation
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
-from chopper.analyzers.trace.tables import RankInput
+from chopper.analyzers.trace.tables import RankTables
 from chopper.hardware.ceilings import Ceiling
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
@@ -31,7 +31,7 @@ def joined(
         first = min((event["start_ns"] for event in events), default=0)
         host = spans(span(first, first + 1, "aten::empty"))
     return join_rank(
-        RankInput(
+        RankTables(
             rank=rank,
             host_span=host,
             device_event=kernels(*events),
