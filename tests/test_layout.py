@@ -158,40 +158,6 @@ def test_wheel_imports_without_the_repository(wheel: Path, tmp_path: Path) -> No
     ]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize(
-    "statement", ["import {0}", "from {0} import x", "import {0}.part", "from {0}.part import x"]
-)
-def test_ruff_refuses_the_bare_name(folder: str, statement: str) -> None:
-    found = run_tool(
-        "ruff",
-        "check",
-        "--select=TID251",
-        "--output-format=concise",
-        "--stdin-filename=analyzers/x.py",
-        "-",
-        stdin=statement.format(folder) + "\n",
-    )
-    assert found.returncode == 1
-    assert f"import chopper.{folder}" in found.stdout
-
-
-def test_ruff_accepts_the_namespace() -> None:
-    source = "".join(f"import chopper.{folder}\n" for folder in FOLDERS)
-    found = run_tool(
-        "ruff", "check", "--select=TID251", "--stdin-filename=analyzers/x.py", "-", stdin=source
-    )
-    assert found.returncode == 0, found.stdout
-
-
-def test_ruff_sees_each_file_once() -> None:
-    listing = run_tool("ruff", "check", "--show-files")
-    assert listing.returncode == 0, listing.stderr
-    seen = [Path(line).resolve() for line in listing.stdout.splitlines() if line.endswith(".py")]
-    assert len(seen) == len(set(seen))
-    assert {ROOT / folder / "__init__.py" for folder in FOLDERS} <= set(seen)
-
-
 def test_mypy_sees_each_file_once_and_under_its_full_name(monkeypatch: pytest.MonkeyPatch) -> None:
     main = pytest.importorskip("mypy.main")
     monkeypatch.chdir(ROOT)
@@ -201,29 +167,3 @@ def test_mypy_sees_each_file_once_and_under_its_full_name(monkeypatch: pytest.Mo
     names = {source.module for source in sources}
     assert {f"chopper.{folder}" for folder in FOLDERS} <= names
     assert not {name for name in names if name.split(".")[0] in FOLDERS}
-
-
-def test_coverage_counts_each_file_once(tmp_path: Path) -> None:
-    coverage = pytest.importorskip("coverage")
-    data_file = tmp_path / "data"
-    code = "import " + ", ".join(f"chopper.{folder}" for folder in FOLDERS)
-    (tmp_path / "program.py").write_text(code, encoding="utf-8")
-    # Without the settings that an outer measured run hands to its children.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
-    measured = run_tool(
-        "coverage",
-        "run",
-        "--parallel-mode",
-        f"--data-file={data_file}",
-        str(tmp_path / "program.py"),
-        environment=environment,
-    )
-    assert measured.returncode == 0, measured.stderr
-    [written] = tmp_path.glob("data.*")
-    data = coverage.CoverageData(basename=str(written))
-    data.read()
-    seen = [Path(path) for path in data.measured_files()]
-    data.close()
-    resolved = [path.resolve() for path in seen]
-    assert len(resolved) == len(set(resolved))
-    assert {ROOT / folder / "__init__.py" for folder in FOLDERS} <= set(resolved)
