@@ -6,7 +6,6 @@ Each case goes through the command line, in this process.
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import re
 import zipfile
@@ -18,7 +17,7 @@ import pytest
 
 from tests.bad_input.make import GOOD, PNG, analyzed, quality, refused, same, write
 from tests.command import run
-from tests.kineto_writer import EPOCH_FRACTION, NANOSECONDS, Number, small_trace
+from tests.kineto_writer import Number, small_trace
 from tests.kineto_writer import encode as encode_trace
 
 REFUSED: dict[str, tuple[bytes, str]] = {
@@ -228,30 +227,6 @@ def test_impossible_durations_become_points(dur: str, tmp_path: Path) -> None:
     found = analyzed(write(tmp_path / "t.json", _with(edit)))
     assert {"event.negative_duration", "event.overflowing_duration"} & set(quality(found))
     assert found["observed_ns"] == 19_000
-
-
-def test_everything_as_text(tmp_path: Path, intact: dict[str, Any]) -> None:
-    def edit(document: dict[str, Any]) -> None:
-        for event in document["traceEvents"]:
-            for key in ("ts", "dur"):
-                if key in event and event["ph"] == "X":
-                    event[key] = Number(json.dumps(event[key].text))
-            event["pid"], event["tid"] = str(event["pid"]), str(event["tid"])
-            for key, value in event["args"].items():
-                if isinstance(value, int):
-                    event["args"][key] = str(value)
-
-    assert same(analyzed(write(tmp_path / "t.json", _with(edit))), intact)
-
-
-def test_nanoseconds_and_microseconds_mixed(tmp_path: Path, intact: dict[str, Any]) -> None:
-    in_us = small_trace(dialect=EPOCH_FRACTION).document()["traceEvents"]
-    in_ns = small_trace(dialect=NANOSECONDS).document()["traceEvents"]
-    document = small_trace(dialect=EPOCH_FRACTION).document()
-    document["traceEvents"] = [n if i % 3 else u for i, (u, n) in enumerate(zip(in_us, in_ns))]  # noqa: B905
-    found = analyzed(write(tmp_path / "t.json", document))
-    assert same(found, intact)
-    assert "event.nanosecond_unit" in quality(found)
 
 
 def test_deep_event_is_skipped_or_cut(tmp_path: Path) -> None:

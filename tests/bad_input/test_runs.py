@@ -12,7 +12,6 @@ import pytest
 
 from chopper import pipeline
 from chopper.recording.finish import finalize
-from chopper.storage.manifest import RankManifest, encode
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import StreamWriter
 from tests.bad_input.make import (
@@ -257,10 +256,6 @@ def test_run_beside_other_files_and_run_to_import(imported: Path, tmp_path: Path
     outcome = run("import", imported, "-o", tmp_path / "again")
     assert (outcome.code, len(outcome.lines)) == (1, 1)
     assert "is a run directory already" in outcome.lines[0]
-
-
-def test_part_of_a_run_is_one_document() -> None:
-    assert json.loads(encode(RankManifest(rank=0)))["rank"] == 0
 
 
 def test_run_whose_manifest_lists_no_ranks(imported: Path, tmp_path: Path) -> None:

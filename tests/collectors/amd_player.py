@@ -44,6 +44,12 @@ def rows(source, *times_ns):
 def opened(source):
     source.open()
     return source
+def probed():
+    from pathlib import Path
+    from chopper.collectors.base import CollectorContext
+    context = CollectorContext(directory=Path(), run_path=Path(), pid=1)
+    answer = amd.AmdCollector().probe(context)
+    return [answer.ok, answer.reason, answer.remedy]
 """
 
 

@@ -66,6 +66,12 @@ def opened(source, ms=0):
     at(ms)
     source.open()
     return source
+def probed():
+    from pathlib import Path
+    from chopper.collectors.base import CollectorContext
+    context = CollectorContext(directory=Path(), run_path=Path(), pid=1)
+    answer = nvml.NvmlCollector().probe(context)
+    return [answer.ok, answer.reason, answer.remedy]
 """
 
 

@@ -180,16 +180,12 @@ def test_devices_are_numbered_as_hip_does(play: Player) -> None:
 
 
 VISIBLE = """
-from pathlib import Path
-from chopper.collectors.amd import AmdCollector
-from chopper.collectors.base import CollectorContext
-from chopper.errors import CollectorUnavailable
-answer = AmdCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+ok, reason, _ = probed()
 with_devices = []
-if answer.ok:
+if ok:
     with amd.session() as wrapper:
         with_devices = [d.uuid for d in amd.devices(wrapper)]
-print(json.dumps([answer.ok, answer.reason, with_devices]))
+print(json.dumps([ok, reason, with_devices]))
 """
 
 
@@ -251,12 +247,9 @@ def test_without_the_library_it_is_refused_in_one_line_and_leaves_nothing_behind
     tmp_path: Path,
 ) -> None:
     code = """
-    from pathlib import Path
-    from chopper.collectors.amd import AmdCollector
-    from chopper.collectors.base import CollectorContext
-    answer = AmdCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
+    ok, reason, _ = probed()
     left = [n for n in sys.modules if n.partition(".")[0] == "amdsmi"]
-    print(json.dumps([answer.ok, answer.reason, left]))
+    print(json.dumps([ok, reason, left]))
     """
     found = run_in(tmp_path, {}, code)
     assert found == [False, "AMD's library is not installed (libamd_smi.so)", []]
@@ -323,14 +316,7 @@ def test_a_binding_that_lacks_fields_leaves_their_columns_out(play: Player) -> N
 
 @needs_amdsmi
 def test_partitions_say_whose_power_it_is(play: Player) -> None:
-    code = """
-    from pathlib import Path
-    from chopper.collectors.amd import AmdCollector
-    from chopper.collectors.base import CollectorContext
-    answer = AmdCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
-    print(json.dumps([answer.ok, answer.reason]))
-    """
-    ok, reason = play([ONE.replace("SPX", "CPX")], code)
+    ok, reason, _ = play([ONE.replace("SPX", "CPX")], "print(json.dumps(probed()))")
     assert ok
     assert "power, energy and temperature are those of the whole socket" in reason
 

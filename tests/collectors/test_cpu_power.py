@@ -6,7 +6,6 @@ import errno
 import os
 import types
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +13,9 @@ import pytest
 from chopper.analyzers.events.meter import meter_of
 from chopper.collectors import procfs
 from chopper.collectors.host._machine import RaplSource
-from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
 from chopper.hardware.environment import affinity_nodes, environment
-
-
-def put(root: Path, path: str, text: str) -> Path:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text + "\n")
-    return file
-
-
-def take(source: Any) -> list[tuple[Any, ...]]:
-    sink = Sink()
-    source.sample(sink, 0)
-    return [values for _, values in sink.take()]
+from tests.collectors.sampled import put, take
 
 
 def domain(root: Path, folder: str, name: str, uj: int, top_uj: int | None = 1_000_000) -> Path:

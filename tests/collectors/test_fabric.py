@@ -13,9 +13,8 @@ import pytest
 from chopper.collectors.base import CollectorContext
 from chopper.collectors.fabric import EthtoolStatistics, FabricCollector, PauseSource, PortSource
 from chopper.collectors.procfs import KeptFile
-from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
-from chopper.tables import TABLES
+from tests.collectors.sampled import taken
 
 
 def write(folder: Path, **counters: str) -> None:
@@ -27,13 +26,6 @@ def write(folder: Path, **counters: str) -> None:
 
 def port(root: Path, device: str, number: int = 1) -> Path:
     return root / "sys/class/infiniband" / device / "ports" / str(number)
-
-
-def rows(source: Any, table: str) -> list[dict[str, Any]]:
-    sink = Sink()
-    source.sample(sink, 0)
-    names = [column.name for column in TABLES[table].columns][2:]
-    return [dict(zip(names, values, strict=True)) for _, values in sink.take()]
 
 
 def opened(root: Path) -> PortSource:
@@ -55,7 +47,7 @@ def test_infiniband_counts_words_and_efa_counts_bytes(tmp_path: Path) -> None:
         hw_counters__rdma_read_bytes="42",
         hw_counters__retrans_bytes="3",
     )
-    mlx, efa = rows(opened(tmp_path), "fabric_port")
+    mlx, efa = taken(opened(tmp_path))
     assert (mlx["device"], mlx["port_id"]) == ("mlx5_0", 1)
     assert (mlx["tx_bytes"], mlx["rx_bytes"], mlx["cnp_sent_count"]) == (4000, 2000, 7)
     assert (efa["tx_bytes"], efa["rdma_read_bytes"], efa["retransmitted_bytes"]) == (1000, 42, 3)
@@ -76,7 +68,7 @@ def test_what_is_no_count_is_unknown(
 ) -> None:
     names = ("counters__port_xmit_data", "counters__port_rcv_data", "counters__symbol_error")
     write(port(tmp_path, "mlx5_0"), **dict(zip(names, (sent, received, errors), strict=True)))
-    (found,) = rows(opened(tmp_path), "fabric_port")
+    (found,) = taken(opened(tmp_path))
     assert (found["tx_bytes"], found["rx_bytes"], found["symbol_error_count"]) == row
 
 
@@ -85,7 +77,7 @@ def test_a_counter_that_is_not_there_or_may_not_be_read_says_why(tmp_path: Path)
     # Reading a directory is refused to everyone, as a file without permission is to most.
     (port(tmp_path, "mlx5_0") / "counters/port_rcv_data").mkdir()
     source = opened(tmp_path)
-    assert rows(source, "fabric_port")[0]["tx_bytes"] == 4
+    assert taken(source)[0]["tx_bytes"] == 4
     assert source.absent["fabric_port.rdma_read_bytes"] == "no port of this machine counts it"
     assert source.absent["fabric_port.rx_bytes"].endswith("port_rcv_data: Is a directory")
     assert "fabric_port.tx_bytes" not in source.absent
@@ -105,7 +97,7 @@ def test_each_reading_is_told_by_itself_and_under_the_first_name(tmp_path: Path)
     found = []
     for text in (str(2**32 - 1), "5", "", "18446744073709551615", "N/A", "7"):
         counter.write_text(f"{text}\n")
-        found += [(r["device"], r["tx_bytes"], r["rx_bytes"]) for r in rows(source, "fabric_port")]
+        found += [(r["device"], r["tx_bytes"], r["rx_bytes"]) for r in taken(source)]
     sent = (4 * (2**32 - 1), 20, None, None, None, 28)
     assert found == [("mlx5_0", tx_bytes, 8) for tx_bytes in sent]
     key = "fabric_port.tx_bytes[mlx5_0/1]"
@@ -127,7 +119,7 @@ def test_a_port_that_is_removed_leaves_the_others(tmp_path: Path, monkeypatch: A
         return read(self)
 
     monkeypatch.setattr(KeptFile, "read", gone)
-    assert [row["device"] for row in rows(source, "fabric_port")] == ["mlx5_1"]
+    assert [row["device"] for row in taken(source)] == ["mlx5_1"]
     assert source.absent["fabric_port[mlx5_0/1]"] == "has disappeared: No such device"
 
 
@@ -143,16 +135,16 @@ def test_a_counter_that_is_refused_once_harms_no_other(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(KeptFile, "read", refused)
-        (row,) = rows(source, "fabric_port")
+        (row,) = taken(source)
         assert (row["tx_bytes"], row["rx_bytes"]) == (4, None)
-    assert rows(source, "fabric_port")[0]["rx_bytes"] == 8
+    assert taken(source)[0]["rx_bytes"] == 8
 
 
 def test_thousands_of_ports_through_the_real_path(tmp_path: Path) -> None:
     for i in range(3000):
         write(port(tmp_path, f"mlx5_{i:04}"), counters__port_xmit_data=str(i))
     source = opened(tmp_path)
-    found = rows(source, "fabric_port")
+    found = taken(source)
     assert [row["tx_bytes"] for row in found] == [4 * i for i in range(1024)]
     assert source.absent["fabric_port"].startswith("1976 of 3000 ports are left out")
     source.close()
@@ -196,7 +188,7 @@ class Scripted:
 def test_pauses_are_told_by_priority_in_their_units() -> None:
     source = PauseSource(["lo", "eth0"], Scripted)
     source.open()
-    three, five = rows(source, "pause")
+    three, five = taken(source)
     assert three == {
         "interface": "eth0",
         "priority": 3,
@@ -218,11 +210,11 @@ def test_an_interface_that_vanishes_is_left_out() -> None:
     source = PauseSource(["eth0", "eth1"], make)
     source.open()
     made[0].gone = True
-    assert {row["interface"] for row in rows(source, "pause")} == {"eth1"}
+    assert {row["interface"] for row in taken(source)} == {"eth1"}
     assert made[0].closed
     made[1].gone = True
     with pytest.raises(CollectorUnavailable, match="all interfaces have disappeared"):
-        rows(source, "pause")
+        taken(source)
 
 
 def test_an_interface_that_counts_other_things_now_is_looked_at_anew() -> None:
@@ -247,11 +239,11 @@ def test_an_interface_that_counts_other_things_now_is_looked_at_anew() -> None:
 
     source = PauseSource(["eth0"], make)
     source.open()
-    before = rows(source, "pause")
+    before = taken(source)
     made[0].gone = True
-    assert rows(source, "pause") == []
+    assert taken(source) == []
     assert made[0].closed
-    assert rows(source, "pause") == before
+    assert taken(source) == before
     assert source.absent == {}
 
 

@@ -20,32 +20,18 @@ from chopper.collectors.base import CollectorContext
 from chopper.collectors.host import HostCollector
 from chopper.collectors.host._machine import CoreSource, MachineSource, NicSource
 from chopper.collectors.host._processes import ProcessSource
-from chopper.collectors.sampler import SamplerProcess, Sink
+from chopper.collectors.sampler import SamplerProcess
 from chopper.errors import CollectorUnavailable
 from chopper.recording.live import StreamTail
 from chopper.storage.parts import RunWriter
 from chopper.storage.streams import read_stream
+from tests.collectors.sampled import put, take
 from tests.waiting import PATIENCE_S, until
 
 SECOND = 1_000_000_000
 HERE = socket.gethostname()
 BY_MACHINE = {"process_event.arrow", "host_energy.arrow"}
 """What some machines offer and others do not."""
-
-
-def put(root: Path, path: str, text: str) -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # In place, as the kernel's files change: a kept descriptor sees the new content.
-    with file.open("r+" if file.exists() else "w") as out:
-        out.write(text)
-        out.truncate()
-
-
-def take(source: Any, now_ns: int = 0) -> list[tuple[Any, ...]]:
-    sink = Sink()
-    source.sample(sink, now_ns)
-    return [values for _table, values in sink.take()]
 
 
 # Cores.

@@ -79,16 +79,7 @@ def test_every_code_of_the_binding_is_known() -> None:
 
 @pytest.mark.parametrize("code", [9, 12, 17, 18])
 def test_a_driver_that_does_not_start_is_refused_with_the_reason(play: Player, code: int) -> None:
-    found = play(
-        f"init {code}\n",
-        """
-        from pathlib import Path
-        from chopper.collectors.base import CollectorContext
-        from chopper.collectors.nvml import NvmlCollector
-        answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
-        print(json.dumps([answer.ok, answer.reason, answer.remedy]))
-        """,
-    )
+    found = play(f"init {code}\n", "print(json.dumps(probed()))")
     assert found[0] is False
     assert found[1] == ERRORS[code][1]
     assert found[2]
@@ -123,13 +114,7 @@ def test_the_devices_that_the_job_may_use_are_read(
 def test_where_cuda_sees_no_device_none_is_read_and_that_is_said(
     play: Player, visible: str
 ) -> None:
-    code = """
-    from pathlib import Path
-    from chopper.collectors.base import CollectorContext
-    from chopper.collectors.nvml import NvmlCollector
-    answer = NvmlCollector().probe(CollectorContext(directory=Path(), run_path=Path(), pid=1))
-    print(json.dumps([answer.ok, answer.reason, answer.remedy]))
-    """
+    code = "print(json.dumps(probed()))"
     ok, reason, remedy = play(TWO, code, CUDA_VISIBLE_DEVICES=visible, LOCAL_WORLD_SIZE="2")
     given = (
         f"CUDA_VISIBLE_DEVICES={visible}" if visible.strip() else "CUDA_VISIBLE_DEVICES is empty"
@@ -222,16 +207,10 @@ def test_a_driver_that_hangs_at_its_start_holds_up_no_training(play: Player) -> 
     found = play(
         ONE,
         """
-        import select, threading
-        from pathlib import Path
-        from chopper.collectors import nvml as collector
-        from chopper.collectors.base import CollectorContext
-        never = threading.Event()
-        nvml.binding().nvmlInit = lambda: never.wait()
-        collector.NvmlCollector.timeout_s = 0.2
-        context = CollectorContext(directory=Path("."), run_path=Path("."), pid=1)
-        answer = collector.NvmlCollector().probe(context)
-        print(json.dumps([answer.ok, answer.reason, answer.remedy]))
+        import threading
+        nvml.binding().nvmlInit = threading.Event().wait
+        nvml.NvmlCollector.timeout_s = 0.2
+        print(json.dumps(probed()))
         """,
     )
     assert found[0] is False

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,29 +20,11 @@ from chopper.collectors.host._processes import (
     open_event,
     read_event,
 )
-from chopper.collectors.sampler import Sink
 from chopper.errors import CollectorUnavailable
 from chopper.storage.parts import RunWriter
-from chopper.tables import TABLES
+from tests.collectors.sampled import put, taken
 
 HERE = socket.gethostname()
-
-
-def put(root: Path, path: str, text: str | bytes) -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("r+b" if file.exists() else "wb") as out:
-        out.write(text if isinstance(text, bytes) else text.encode())
-        out.truncate()
-
-
-def take(source: Any, now_ns: int = 0) -> list[dict[str, Any]]:
-    sink = Sink()
-    source.sample(sink, now_ns)
-    return [
-        dict(zip([c.name for c in TABLES[table].columns][2:], values, strict=True))
-        for table, values in sink.take()
-    ]
 
 
 def rank(run: Path, pid: int, number: int = 0, host: str = HERE) -> None:
@@ -67,7 +48,7 @@ def test_each_thread_that_ran_or_waited_has_a_row(tmp_path: Path) -> None:
     thread(root, 40, 41, "pt_autograd_0", 300, 20, 3)
     source = ThreadSource(str(run), HERE, str(root), scan_ns=1)
     source.open()
-    assert take(source) == [
+    assert taken(source) == [
         {"rank": 0, "pid": 40, "tid": 40, "name": "python",
          "run_ns": 900, "run_delay_ns": 50, "slice_count": 7},
         {"rank": 0, "pid": 40, "tid": 41, "name": "pt_autograd_0",
@@ -76,7 +57,7 @@ def test_each_thread_that_ran_or_waited_has_a_row(tmp_path: Path) -> None:
     # Only the waiting of one thread grew; a third one began.
     thread(root, 40, 41, "pt_autograd_0", 300, 95, 4)
     thread(root, 40, 42, "loader", 5, 0, 1)
-    rows = take(source, time.monotonic_ns() + 10**10)
+    rows = taken(source, time.monotonic_ns() + 10**10)
     assert [(r["tid"], r["run_delay_ns"]) for r in rows] == [(41, 95), (42, 0)]
     source.close()
 
@@ -89,7 +70,7 @@ def test_of_many_threads_the_main_one_and_the_busiest_are_watched(tmp_path: Path
         thread(root, 40, 40 + i, f"t{i}", i, 0, 1)
     source = ThreadSource(str(run), HERE, str(root))
     source.open()
-    tids = [row["tid"] for row in take(source)]
+    tids = [row["tid"] for row in taken(source)]
     assert len(tids) == 64
     assert tids[0] == 40
     assert min(tids[1:]) == 40 + 37
@@ -147,15 +128,15 @@ def test_a_real_threads_time_grows(tmp_path: Path, busy: subprocess.Popen[str]) 
         source.open()
     except CollectorUnavailable as exc:
         pytest.skip(str(exc))
-    first = {row["tid"]: row for row in take(source)}
+    first = {row["tid"]: row for row in taken(source)}
     assert len(first) == 2
     work(busy)
-    (row,) = [r for r in take(source) if r["tid"] == busy.pid]
+    (row,) = [r for r in taken(source) if r["tid"] == busy.pid]
     assert row["run_ns"] > first[busy.pid]["run_ns"]
     assert row["run_delay_ns"] >= first[busy.pid]["run_delay_ns"]
     busy.kill()
     busy.wait()
-    assert take(source) == []
+    assert taken(source) == []
     source.close()
 
 
@@ -173,15 +154,15 @@ def test_page_faults_of_a_real_rank_are_counted(
     rank(tmp_path / "run", busy.pid)
     source = EventSource(str(tmp_path / "run"), HERE)
     source.open()
-    (before,) = take(source)
+    (before,) = taken(source)
     work(busy)
-    (after,) = take(source)
+    (after,) = taken(source)
     assert 20_000 <= after["page_fault_count"] - before["page_fault_count"] < 30_000
     for column in EVENTS:
         assert (after[column] is None) == (f"process_event.{column}" in source.absent)
     busy.kill()
     busy.wait()
-    assert take(source) == []
+    assert taken(source) == []
     source.close()
 
 
@@ -198,7 +179,7 @@ def test_an_event_that_this_machine_lacks_is_null_with_the_reason(
     rank(tmp_path / "run", busy.pid)
     source = EventSource(str(tmp_path / "run"), HERE, opener=without_hardware)
     source.open()
-    (row,) = take(source)
+    (row,) = taken(source)
     assert row["cycle_count"] is None
     assert row["page_fault_count"] is not None
     assert "does not count it" in source.absent["process_event.cycle_count"]
