@@ -124,7 +124,7 @@ class OriginalTrace:
             return before + 1
         for found in _EVENTS.finditer(text):
             try:
-                self.header = _decode_document(text[: found.end()] + b"]}")
+                self.header = _decode_document(_utf8(text[: found.end()]) + b"]}")
             except JSON_ERRORS:
                 continue
             del self.header[_EVENTS_KEY]
@@ -151,7 +151,7 @@ class OriginalTrace:
 
     def _block(self, text: bytes) -> bytes:
         """Return events with text and times that every viewer reads alike."""
-        text = text.decode(errors="replace").encode()
+        text = _utf8(text)
         try:
             events = _decode_typed(b"[%b]" % text)
         except JSON_ERRORS:  # entries that are no events
@@ -192,11 +192,16 @@ class OriginalTrace:
             at = skip(source, end)
 
 
+def _utf8(text: bytes) -> bytes:
+    """Return a text with what is no UTF-8 replaced."""
+    return text.decode(errors="replace").encode()
+
+
 def _members_behind(tail: bytes) -> _Members:
     """Return the members of an object that stand behind its list of events, in its last bytes."""
     for found in _BEHIND.finditer(tail):
         try:
-            return _decode_document(b"{" + tail[found.end() :])
+            return _decode_document(b"{" + _utf8(tail[found.end() :]))
         except JSON_ERRORS:
             continue
     return {}

@@ -95,3 +95,12 @@ def test_entries_that_are_no_events_are_left_out(tmp_path: Path) -> None:
     text = small_trace().encode()
     path.write_bytes(text.replace(b'"traceEvents": [', b'"traceEvents": [null, 7, [],'))
     assert passed_on(path)[0] == _decoded(text)["traceEvents"]
+
+
+def test_a_header_that_is_no_utf8_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    text = small_trace().encode()
+    path.write_bytes(text.replace(b'"name":"NVIDIA', b'"name":"\xc3NVIDIA', 1))
+    events, header = passed_on(path)
+    assert events == _decoded(text)["traceEvents"]
+    assert header["deviceProperties"][0]["name"].startswith("\N{REPLACEMENT CHARACTER}NVIDIA")
