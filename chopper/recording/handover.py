@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import shutil
 import time
@@ -133,24 +134,18 @@ def _sent(store: Any, folder: Path, part: m.RankManifest) -> str | None:
     receiver = json.loads(_wait(store, f"receiver/{rank}"))
     first = part_of(folder.parent / rank_dir_name(0))
     if first is not None and _identity(first) == receiver["identity"]:
-        store.set(f"{rank}/files", "null")
+        store.set(f"{rank}/0", "null")
         return None
     files = _files(folder, part)
-    store.set(f"{rank}/files", json.dumps(files))
-    _answer(store, f"{rank}/go")
-    for number, chunk in enumerate(_chunks(folder, files)):
-        store.set(f"{rank}/{number}", chunk)
-        _answer(store, f"{rank}/{number}/taken")
-    _answer(store, f"{rank}/end")
+    messages = itertools.chain((json.dumps(files),), _chunks(folder, files), ("end",))
+    for number, message in enumerate(messages):
+        store.set(f"{rank}/{number}", message)
+        if refusal := _wait(store, f"{rank}/{number}/answer"):
+            break
     store.add("left", 1)
-    return f"rank {rank} was gathered into {receiver['path']} on {receiver['host']}"
-
-
-def _answer(store: Any, key: str) -> None:
-    """Wait for an answer of rank 0, which is empty or says why it takes no more."""
-    if refusal := _wait(store, key):
-        store.add("left", 1)
+    if refusal:
         raise CaptureError(refusal.decode())
+    return f"rank {rank} was gathered into {receiver['path']} on {receiver['host']}"
 
 
 def _chunks(folder: Path, files: list[tuple[str, int]]) -> Iterator[bytes]:
@@ -166,46 +161,40 @@ def _identity(part: m.RankManifest) -> list[object]:
 
 
 class _Sender:
-    """A rank that sends, as rank 0 sees it."""
+    """A rank that sends messages, each of which is answered, as rank 0 sees it."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self.rank = rank
         self._store = store
-        self._answer = f"{rank}/go"
-        self._chunks_count = 0
+        self._number = 0
 
-    def announced(self, patience_s: float) -> list[tuple[str, int]] | None:
-        """Return its files and their sizes; None if they are where rank 0 sees them.
+    def message(self, patience_s: float) -> bytes:
+        """Return its next message.
 
         Raises:
-            _Silent: no message comes.
-            CaptureError: it announces what is no rank's.
+            _Silent: none comes.
         """
-        data = _wait(self._store, f"{self.rank}/files", patience_s)
-        problem = "what it announces is no list of files and sizes"
-        kind: Any = _Announced
-        files: list[tuple[str, int]] | None = decode_json(data, kind, problem, error=CaptureError)
-        if files is not None and len({name for name, _ in files}) < len(files):
-            raise CaptureError("it announces a file twice")
-        return files
+        return _wait(self._store, f"{self.rank}/{self._number}", patience_s)
 
     def answer(self, refusal: str = "") -> None:
         """Let it go on, or tell it why nothing more is taken."""
-        self._store.set(self._answer, refusal)
+        self._store.set(f"{self.rank}/{self._number}/answer", refusal)
         self._store.add("taken", 1)
-        self._answer = f"{self.rank}/{self._chunks_count}/taken"
+        self._number += 1
 
-    def chunk(self, size_bytes: int, patience_s: float) -> bytes:
-        """Return the next bytes of its files: as many as were announced."""
-        data = _wait(self._store, f"{self.rank}/{self._chunks_count}", patience_s)
-        if len(data) != size_bytes:
-            raise CaptureError(f"it sends {len(data)} bytes where it announced {size_bytes}")
-        self._chunks_count += 1
-        return data
 
-    def ends(self) -> None:
-        """Take notice that it has sent everything, and waits for the last answer."""
-        self._answer = f"{self.rank}/end"
+def _announced(data: bytes) -> list[tuple[str, int]] | None:
+    """Return the files of a rank and their sizes; None if they are where rank 0 sees them.
+
+    Raises:
+        CaptureError: it is no such list.
+    """
+    problem = "what it announces is no list of files and sizes"
+    kind: Any = _Announced
+    files: list[tuple[str, int]] | None = decode_json(data, kind, problem, error=CaptureError)
+    if files is not None and len({name for name, _ in files}) < len(files):
+        raise CaptureError("it announces a file twice")
+    return files
 
 
 def _received(store: Any, folder: Path, part: m.RankManifest) -> str | None:
@@ -221,7 +210,7 @@ def _received(store: Any, folder: Path, part: m.RankManifest) -> str | None:
     for rank in range(1, world_size):
         sender = _Sender(store, rank)
         try:
-            files = sender.announced(max(until_s - time.monotonic(), 0.1))
+            files = _announced(sender.message(max(until_s - time.monotonic(), 0.1)))
             if files is None:
                 continue
             answers_count += 1
@@ -283,19 +272,22 @@ def _take(
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        targets = [(inside(temporary, name), size_bytes) for name, size_bytes in files]
-        sender.answer()
-        for target, size_bytes in targets:
+        for target, size_bytes in [(inside(temporary, name), size) for name, size in files]:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("xb") as file:
                 while left_bytes := size_bytes - file.tell():
                     if time.monotonic() > until_s:
                         raise CaptureError(f"it sends for more than {_SENDING_MOST_S:.0f} s")
-                    data = sender.chunk(min(_CHUNK_BYTES, left_bytes), patience_s)
+                    sender.answer()
+                    data = sender.message(patience_s)
+                    if len(data) != (wanted_bytes := min(_CHUNK_BYTES, left_bytes)):
+                        raise CaptureError(
+                            f"it sends {len(data)} bytes where it announced {wanted_bytes}"
+                        )
                     file.write(data)
                     file.flush()
-                    sender.answer()
-        sender.ends()
+        sender.answer()
+        sender.message(patience_s)  # the end
         _check_rank(temporary, [name for name, _ in files], sender.rank, receiver)
         temporary.rename(folder)
     finally:

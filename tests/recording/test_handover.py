@@ -127,7 +127,8 @@ Hostile = Callable[[Any, dict[str, bytes]], None]
 
 def _announces(what: bytes | list[Any]) -> Hostile:
     def send(store: Any, files: dict[str, bytes]) -> None:
-        store.set("1/files", what if isinstance(what, bytes) else json.dumps(what))
+        store.set("1/0", what if isinstance(what, bytes) else json.dumps(what))
+        store.set("1/1", "end")
 
     return send
 
@@ -140,8 +141,9 @@ def _sends(
     def send(store: Any, files: dict[str, bytes]) -> None:
         sent = change(dict(files))
         sizes = {name: len(data) for name, data in (sent if announced else files).items()}
-        store.set("1/files", json.dumps([*sizes.items()]))
-        for number, data in enumerate(sent.values()):
+        store.set("1/0", json.dumps([*sizes.items()]))
+        messages = [data for data in sent.values() if data or not announced]
+        for number, data in enumerate([*messages, *[b"end"] * announced], 1):
             store.set(f"1/{number}", data)
 
     return send
