@@ -154,26 +154,6 @@ def _real(path: Path) -> Path:
         raise OutputError(f"{path}: cannot be read ({exc}); choose another -o") from exc
 
 
-def prepare_output(path: Path) -> Path:
-    """Make an empty directory for a new run.
-
-    Raises:
-        OutputError: it exists and is not empty, is not a directory, or cannot be created.
-    """
-    check_output(path)
-    try:
-        # Through a link whose target is missing, the target is made.
-        _real(path).mkdir(parents=True, exist_ok=True)
-        probe = path / ".chopper-probe"
-        create(probe).close()
-        probe.unlink()
-    except OSError as exc:
-        raise OutputError(
-            f"{path}: cannot write here ({reason_of(exc)}); choose another -o"
-        ) from exc
-    return path
-
-
 @contextlib.contextmanager
 def new_output(
     path: Path,
@@ -215,7 +195,7 @@ def new_output(
                 f"{path}: cannot be replaced ({reason_of(exc)}); choose another -o"
             ) from exc
         try:
-            prepare_output(run_dir)
+            _make_writable(path)
             if job is not None:
                 with contextlib.suppress(OSError):
                     announce(f"{os.getpid()} {job}")
@@ -228,6 +208,19 @@ def new_output(
         problem = _finish(path, old, existed=existed)
         if problem is not None:
             raise OutputError(problem)
+
+
+def _make_writable(path: Path) -> None:
+    """Make a directory; through a link whose target is missing, the target."""
+    try:
+        _real(path).mkdir(parents=True, exist_ok=True)
+        probe = path / ".chopper-probe"
+        create(probe).close()
+        probe.unlink()
+    except OSError as exc:
+        raise OutputError(
+            f"{path}: cannot write here ({reason_of(exc)}); choose another -o"
+        ) from exc
 
 
 def _finish(path: Path, old: Path | None, *, existed: bool) -> str | None:

@@ -25,6 +25,13 @@ from tests.recording.make import (
 )
 
 
+@pytest.fixture(autouse=True)
+def patient(request, monkeypatch):
+    """Let steps take as long as they do on a busy machine."""
+    if "task" in request.fixturenames:
+        monkeypatch.setattr("chopper.recording.windows.SECONDS", 10**6)
+
+
 def accumulate(task, micro_batches):
     """A step of an optimizer after many passes forward and backward, as nanoGPT's."""
     for _ in range(micro_batches):

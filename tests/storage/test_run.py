@@ -25,7 +25,6 @@ from chopper.storage.caches import scratch
 from chopper.storage.destination import (
     check_output,
     new_output,
-    prepare_output,
     recover,
     set_aside,
     settle,
@@ -155,12 +154,13 @@ def test_run_is_made_of_its_parts(tmp_path: Path) -> None:
 
 def test_output_is_prepared_but_nothing_is_overwritten(tmp_path: Path) -> None:
     fresh = tmp_path / "a" / "b"
-    assert prepare_output(fresh) == fresh
-    assert list(fresh.iterdir()) == []
-    assert prepare_output(fresh) == fresh
+    fresh.mkdir(parents=True)
+    with new_output(fresh) as place:
+        assert place == fresh
+        assert list(fresh.iterdir()) == []
     (fresh / "manifest.json").write_text("{}")
-    with pytest.raises(OutputError, match="holds a run already; pass --force"):
-        prepare_output(fresh)
+    with pytest.raises(OutputError, match="holds a run already; pass --force"), new_output(fresh):
+        pass
     assert check_output(fresh, force=True)
     assert (fresh / "manifest.json").exists()
     with new_output(fresh, force=True) as place:
@@ -170,10 +170,11 @@ def test_output_is_prepared_but_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="holds files that are not a chopper run"):
         check_output(fresh, force=True)
     with pytest.raises(OutputError, match="is a file"):
-        prepare_output(fresh / "thesis.tex")
+        check_output(fresh / "thesis.tex")
     assert (fresh / "thesis.tex").read_text() == "mine"
-    with pytest.raises(OutputError, match="cannot write here"):
-        prepare_output(Path("/proc/nothing/run"))
+    nowhere = Path("/proc/nothing/run")
+    with pytest.raises(OutputError, match="cannot write here"), new_output(nowhere):
+        pass
 
 
 def test_atomic_write_leaves_the_old_or_the_new(tmp_path: Path) -> None:
