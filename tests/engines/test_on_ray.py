@@ -25,7 +25,6 @@ from benchmarks._ranks import write_ranks
 from chopper import pipeline, reports
 from chopper.engines import Engine, Lost, Serial, on_ray
 from chopper.engines.on_ray import OnRay
-from chopper.engines.ray_cluster import LoaderError
 from chopper.errors import InputError
 from chopper.storage.results import InFile
 from tests.command import run
@@ -204,15 +203,6 @@ def test_a_cluster_of_another_ray_is_one_line(nodes: Nodes) -> None:
     (line,) = shown.stdout.splitlines()
     assert "Version mismatch" in line, shown.stderr
     assert "Ray: 2.0.0" in line
-
-
-def test_an_address_that_is_no_cluster_is_one_line() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{nobody.getsockname()[1]}"
-        for address, why in ((where, ""), ("here", r" \(it names no port\)")):
-            with pytest.raises(LoaderError, match=f"{address}: no Ray cluster answers there{why}"):
-                OnRay(address)
 
 
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

@@ -125,21 +125,6 @@ def test_workers_that_rest_are_gone_and_what_they_held_is_not() -> None:
         assert done(engine.map(tasks.doubled, [(4,)], label="")) == [8]
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(folder: Path) -> None:
-    used, left, new = (
-        Folder(folder),
-        folder / ".chopper-spill-left_one.tmp",
-        folder / ".chopper-spill-new_one_.tmp",
-    )
-    for path in (left, new):
-        path.mkdir()
-        (path / "1").touch()
-    for path in (used.path, left):
-        os.utime(path, (1, 1))
-    more = Folder(folder)
-    assert {*folder.iterdir()} == {used.path, more.path, new}
-
-
 def test_a_folder_that_cannot_be_written_is_one_line(folder: Path) -> None:
     with pytest.raises(OutputError, match="cannot create a temporary folder there"):
         Folder(folder / "missing")

@@ -15,7 +15,6 @@ from chopper.hardware.launchers import LaunchEnvironment
 from chopper.recording import claim
 from chopper.recording.finish import finalize
 from chopper.storage import processes as _processes
-from chopper.storage.destination import new_output
 from chopper.storage.layout import MANIFEST, rank_dir_name, sub_runs
 from chopper.storage.manifest import encode
 from chopper.storage.parts import RunWriter, yield_ranks
@@ -186,18 +185,6 @@ def test_a_living_process_keeps_its_rank(tmp_path: Path) -> None:
     part = _processes.part_of(tmp_path / "rank-00000")
     assert part is not None
     assert part.pid == os.getppid()
-
-
-def test_two_commands_do_not_write_to_one_place(tmp_path: Path) -> None:
-    with (
-        new_output(tmp_path / "run"),
-        pytest.raises(OutputError, match=rf"process {os.getpid()} is writing into it"),
-        new_output(tmp_path / "run", force=True),
-    ):
-        raise AssertionError("entered")
-    with new_output(tmp_path / "run"):
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:

@@ -129,25 +129,6 @@ def check_two_ranks(run: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_slurm_template_records_one_run_of_both_nodes(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    own = environment(tmp_path) | {"MASTER_PORT": free_port()}
-    done = subprocess.run(
-        ["bash", EXAMPLES / "slurm.sbatch", "train.py"],
-        cwd=tmp_path,
-        env=own,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    check_two_ranks(tmp_path / "runs/train-4242")
-    assert (tmp_path / "runs/train-4242.html").stat().st_size > 100_000
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_nodes_without_a_scheduler_are_gathered(tmp_path: Path) -> None:
     own = environment(tmp_path) | {"NODES": "2", "HEAD": "127.0.0.1", "MASTER_PORT": free_port()}
     processes = []

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from chopper.collectors.formats import exported
-from chopper.errors import ChopperError, InputError, RunFormatError
+from chopper.errors import ChopperError, RunFormatError
 from chopper.experiments.guardian import guarded
 from chopper.ingest.ranks import rank_by_name
-from chopper.storage import remote
 from chopper.storage.caches import cache_folder
 from chopper.storage.destination import is_of_run, working_dir
-from chopper.storage.files import create, inside, open_own, write_atomic
+from chopper.storage.files import create, inside, write_atomic
 from chopper.storage.layout import is_rank_dir
 from chopper.storage.parquet import Writer
 from chopper.storage.streams import StreamWriter
@@ -71,13 +70,6 @@ def test_what_stands_at_a_claim_is_refused_in_a_line(
     assert "remove it" in outcome.err
     assert victim.read_text() == VICTIM
     assert not (tmp_path / "run").exists()
-
-
-def test_a_lock_of_ours_is_opened_again(tmp_path: Path) -> None:
-    first, again = open_own(tmp_path / "lock"), open_own(tmp_path / "lock")
-    assert os.path.samestat(os.fstat(first), os.fstat(again))
-    os.close(first)
-    os.close(again)
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -216,13 +208,3 @@ def test_no_name_leaves_its_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to("/")
     with pytest.raises(RunFormatError):
         inside(tmp_path, name)
-
-
-@pytest.mark.parametrize("base", ["bucket/job/..", "bucket/..", "..", "bucket/job"])
-def test_a_copy_lies_in_its_folder(base: str, tmp_path: Path) -> None:
-    for name in ("a", "../a", "b/../../a", "b\0a"):
-        if (base, name) == ("bucket/job", "a"):
-            assert remote._copy_of(tmp_path, Path(base).name, name) == tmp_path / "job" / "a"
-            continue
-        with pytest.raises(InputError):
-            remote._copy_of(tmp_path, Path(base).name, name)
