@@ -265,29 +265,23 @@ def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
         return next(fits, besides | chosen)
 
     recomputed, in_parts, ranks, offloaded, sliced = kinds = _kinds(training)
-    chosen_changes = [fitting(kind, {}) for kind in kinds]
-    if not any(chosen_changes):
-        recompute = (recomputed or [{}])[-1] | (in_parts or [{}])[-1]
-        chosen_changes = [fitting([{}], recompute)]
-        chosen_changes = (
-            chosen_changes
-            if any(chosen_changes)
-            else [fitting(kind, recompute) for kind in (offloaded, ranks)]
-        )
-    if not any(chosen_changes):
-        besides = recompute | (sliced or [{}])[-1]
-        chosen_changes = [fitting([{}], besides)]
-        chosen_changes = chosen_changes if any(chosen_changes) else [fitting(ranks, besides)]
-        chosen_changes = (
-            chosen_changes
-            if any(chosen_changes)
-            else [fitting(ranks, besides | (offloaded or [{}])[-1])]
-        )
-    return tuple(
-        Nearest(changes=changes, peak_bytes=int(_peak_bytes(training, changes)))
-        for changes in chosen_changes
-        if changes
-    )
+    recompute = (recomputed or [{}])[-1] | (in_parts or [{}])[-1]
+    sharded = recompute | (sliced or [{}])[-1]
+    alone: list[dict[str, Any]] = [{}]
+    for attempts in (
+        [(kind, {}) for kind in kinds],
+        [(alone, recompute)],
+        [(offloaded, recompute), (ranks, recompute)],
+        [(alone, sharded)],
+        [(ranks, sharded)],
+        [(ranks, sharded | (offloaded or [{}])[-1])],
+    ):
+        if found := [c for kind, besides in attempts if (c := fitting(kind, besides))]:
+            return tuple(
+                Nearest(changes=changes, peak_bytes=int(_peak_bytes(training, changes)))
+                for changes in found
+            )
+    return ()
 
 
 def _kinds(training: Training) -> list[list[dict[str, Any]]]:
