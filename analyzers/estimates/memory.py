@@ -268,14 +268,15 @@ def nearest(training: Training, capacity_bytes: int) -> tuple[Nearest, ...]:
     recompute = (recomputed or [{}])[-1] | (in_parts or [{}])[-1]
     sharded = recompute | (sliced or [{}])[-1]
     alone: list[dict[str, Any]] = [{}]
-    for attempts in (
+    rounds: tuple[list[tuple[list[dict[str, Any]], dict[str, Any]]], ...] = (
         [(kind, {}) for kind in kinds],
         [(alone, recompute)],
         [(offloaded, recompute), (ranks, recompute)],
         [(alone, sharded)],
         [(ranks, sharded)],
         [(ranks, sharded | (offloaded or [{}])[-1])],
-    ):
+    )
+    for attempts in rounds:
         if found := [c for kind, besides in attempts if (c := fitting(kind, besides))]:
             return tuple(
                 Nearest(changes=changes, peak_bytes=int(_peak_bytes(training, changes)))
