@@ -19,13 +19,10 @@ from chopper.analyzers.events.device import Clocked, clocked_of, events_of
 from chopper.analyzers.trace.samples import per_device
 from chopper.causes import CAUSES
 from chopper.reports.figures import (
-    bin_labels,
-    bins,
     layout,
     mark,
     plain,
     significant,
-    stacked_steps,
 )
 from chopper.reports.labels import color
 from chopper.reports.page import BROWSER, Block, Cell, Column, Fact, Facts, Figure, Section, Table
@@ -307,18 +304,6 @@ def _figures(clocks: _Clocks) -> Iterator[Block]:
             "largest.",
             label="Distribution of the SM clock by phase and by operator",
         )
-    words = "No kernel of a step lies within the samples."
-    if clocks.judged:
-        words = "Green: at the reference clock. Blue: lost to the clock. Orange: mean clock."
-    elif clocks.clocked is not None and clocks.reference_hz is None:
-        words = "The reference clock of the device's peak is unknown."
-    yield Figure(
-        name="clocks_steps",
-        title=f"Time of each {clocks.story.unit} at the reference clock",
-        figure=_steps_at_reference(clocks) if clocks.judged else {},
-        note=words,
-        half=True,
-    )
     powered = [r for r in clocks.readings if np.isfinite(r.power_w).any()]
     words = "Power was not sampled together with the clocks."
     if powered:
@@ -334,7 +319,6 @@ def _figures(clocks: _Clocks) -> Iterator[Block]:
         figure=_power_and_heat(clocks, powered) if powered else {},
         note=words,
         label="SM clock against board power, coloured by temperature",
-        half=True,
     )
 
 
@@ -474,67 +458,3 @@ def _power_and_heat(clocks: _Clocks, readings: list[Readings]) -> dict[str, Any]
     if len(limits) == 1 and max(limits) < 1.5 * max(x):
         mark(figure_layout, "x", max(limits), f"limit {_watts(max(limits))}")
     return {"data": [trace], "layout": figure_layout}
-
-
-def _steps_at_reference(clocks: _Clocks) -> dict[str, Any]:
-    """Return each step at the reference clock, what the clock adds to it, and the clock."""
-    by_number: dict[int | None, list[dict[str, Any]]] = {}
-    for step in clocks.judged:
-        by_number.setdefault(step["number"], []).append(step)
-    columns = ("observed_ns", "at_reference_ns", "clock_mean_hz")
-    # A mean over the ranks of each step, then over the steps of each bin; NaN for no clock.
-    means = [
-        [np.mean([s[c] for s in same if s[c] is not None] or [np.nan]) for c in columns]
-        for same in by_number.values()
-    ]
-    edges = bins(len(means))
-    counts = np.diff(edges)[:, None]
-    observed, reference, clock = (np.add.reduceat(np.array(means), edges[:-1]) / counts).T
-    names = ["whole trace" if number is None else str(number) for number in by_number]
-    x = bin_labels(names, edges)
-    hover = [
-        f"observed {fmt.duration(o)}<br>at the reference clock {fmt.duration(r)}<extra></extra>"
-        for o, r in zip(observed.tolist(), reference.tolist(), strict=True)
-    ]
-    bar = {"type": "bar", "x": x, "hovertemplate": hover}
-    clock_line = {
-        "type": "scatter",
-        "mode": "lines+markers" if len(x) <= 60 else "lines",
-        "name": "mean clock",
-        "x": x,
-        "y": [None if np.isnan(c) else round(c / 1e9, 4) for c in clock.tolist()],
-        "yaxis": "y2",
-        "line": {"width": 1.8, "color": _ORANGE},
-        "marker": {"size": 5},
-        "hovertemplate": "mean clock %{y:.3f} GHz<extra></extra>",
-    }
-    data = [
-        bar
-        | {
-            "name": "at the reference clock",
-            "y": significant(np.minimum(observed, reference) / 1e9),
-            "marker": {"color": color("compute.ideal"), "line": {"width": 0}},
-        },
-        bar
-        | {
-            "name": "lost to the clock",
-            "y": significant(np.maximum(observed - reference, 0) / 1e9),
-            "marker": {"color": color("compute.clock"), "line": {"width": 0}},
-            "hovertemplate": None,
-            "hoverinfo": "skip",
-        },
-        clock_line,
-    ]
-    figure_layout = stacked_steps(clocks.story.unit, len(x), right=64)
-    figure_layout["yaxis2"] = {
-        "title": {"text": "GHz"},
-        "overlaying": "y",
-        "side": "right",
-        "showgrid": False,
-        "rangemode": "tozero",
-        # Else an overlaying axis has its ticks where the other one has them.
-        "tickmode": "auto",
-        "nticks": 6,
-        "tickformat": ".2~f",
-    }
-    return {"data": data, "layout": figure_layout}

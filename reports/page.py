@@ -123,8 +123,6 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     label: str = ""
     """What it shows, for those who cannot see it; default: the title."""
-    half: bool = False
-    """Stands beside the next one that is ``half``."""
     formats: frozenset[Format] = BROWSER
 
 

@@ -139,7 +139,6 @@ def _environment() -> jinja2.Environment:
     environment.filters["prose"] = lambda text: _prose(text, Markup)
     environment.filters["emphasised"] = lambda text: _emphasised(text, Markup)
     environment.filters |= {
-        "grouped": _grouped,
         "advice": advice,
         "color": color,
         "doc": lambda cause: CAUSES[cause].doc,
@@ -152,21 +151,6 @@ def _environment() -> jinja2.Environment:
     }
     environment.globals["kind"] = lambda block: type(block).__name__
     return environment
-
-
-def _grouped(blocks: Sequence[Block]) -> list[list[Block]]:
-    """Return the blocks for a browser, adjacent half-width figures as one group."""
-    groups: list[list[Block]] = []
-    is_adjacent = False
-    for block in blocks:
-        if "html" in block.formats:
-            half = isinstance(block, model.Figure) and block.half
-            if half and is_adjacent:
-                groups[-1].append(block)
-            else:
-                groups.append([block])
-            is_adjacent = half
-    return groups
 
 
 def _prose(text: str, safe: Any) -> Any:

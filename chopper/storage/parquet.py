@@ -64,7 +64,8 @@ def numbered(table: pa.Table, name: str, rank: int, first_row: int = 0) -> pa.Ta
         "row": pa.Array.from_buffers(pa.int64(), len(row), [None, pa.py_buffer(row)]),
     }
     names, every = table.column_names, schema_of(name).names
-    return pa.table([table[n] if n in names else values[n] for n in every], names=every)
+    columns = [table[n] if n in names else values[n] for n in every]
+    return pa.table(columns, names=every).replace_schema_metadata(schema_of(name).metadata)
 
 
 class Writer:

@@ -153,16 +153,6 @@ def test_rows_hold_all_the_time_and_mark_the_reference(page: Section) -> None:
     assert means["x"][0] == pytest.approx(1.17, abs=0.01)
 
 
-def test_steps_are_split_at_the_reference_clock(page: Section) -> None:
-    reference, lost, clock = drawn(page)["clocks_steps"]["data"]
-    # The first step begins with 5 ms of idle time, which no clock changes.
-    assert reference["y"][1:] == pytest.approx([IDEAL_NS / 0.8 * PRODUCTS / 1e9] * 3, rel=0.02)
-    assert reference["y"][0] - reference["y"][1] == pytest.approx(0.005, rel=0.05)
-    assert lost["y"][:2] == pytest.approx([0, 0], abs=2e-4)
-    assert lost["y"][3] == pytest.approx(reference["y"][3] * (HIGH / LOW - 1), rel=0.05)
-    assert clock["y"][0] == pytest.approx(1.41, abs=0.01)
-
-
 def test_power_is_coloured_by_temperature(page: Section) -> None:
     figure = drawn(page)["clocks_power"]
     warm = figure["data"][-1]
@@ -198,7 +188,7 @@ def test_the_page_is_in_the_report(attribution: Attribution) -> None:  # noqa: F
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
     assert block is not None
     figures = json.loads(block[1])["figures"]
-    assert {"clocks_distribution", "clocks_power", "clocks_steps"} <= figures.keys()
+    assert {"clocks_distribution", "clocks_power"} <= figures.keys()
 
 
 def test_without_clocks_there_is_no_page() -> None:
@@ -286,9 +276,8 @@ def test_readings_without_a_trace_are_shown_by_themselves(attribution: Attributi
     assert "no kernel of a step" in made.intro
     names: Any = drawn(made)["clocks_distribution"]["layout"]["yaxis"]["ticktext"]
     assert names == ["rank 0, all samples"]
-    assert not drawn(made)["clocks_steps"]
     html = reports.render(bare, "html")
     assert 'id="clocks"' in html
     # What is not drawn says why.
-    assert "No kernel of a step lies within the samples." in html
+    assert "no kernel of a step lies within the samples." in html
     assert "Temperature was not sampled." in html

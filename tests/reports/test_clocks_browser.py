@@ -32,7 +32,7 @@ def test_the_page_draws_silently_and_strips_can_be_read(
     )
     opened = Opened(context.new_page(), path)
     page = opened.page
-    for figure in ("clocks_distribution", "clocks_steps", "clocks_power"):
+    for figure in ("clocks_distribution", "clocks_power"):
         assert page.locator(f'[data-figure="{figure}"] svg.main-svg').count() >= 1, figure
     assert page.locator("#clocks .tiles dt").count() >= 4
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
