@@ -37,8 +37,6 @@ Column = tuple[np.ndarray, np.ndarray]
 
 MAX_THREADS = 12
 MAX_DEPTH = 48
-# Fast compression for much data: 3 costs a third of 6's time for a tenth more bytes.
-_LEVEL = 4
 _MAX_SHORT = 20_000
 """Names beyond these are shown as recorded; no program has as many kernels."""
 _STATES = ("compute", "communication", "copy")
@@ -524,7 +522,7 @@ class Packer:
         columns = zip(*self._parts, strict=True) if self._parts else ([np.zeros(0, int)],) * 8
         arrays = {n: np.concatenate(parts) for n, parts in zip(names, columns, strict=True)}
         self._number_launches(arrays)
-        return pack({"rows": self._rows}, arrays, level=_LEVEL)
+        return pack({"rows": self._rows}, arrays)
 
     def _number_launches(self, arrays: dict[str, np.ndarray]) -> None:
         """Replace rows of host spans by numbers that take little room.

@@ -46,6 +46,8 @@ _SCRIPTS = ("util.js", "plots.js", "rows.js", "page.js")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 _CELL_PX, _ROW_PX, _MOST_CELL_PX = 200, 34, 560
 """Height of a cell, of each row of its tables, and the most, beyond which it scrolls."""
+_LEVEL = 4
+"""zlib's: half the time of level 6, and 4 % more bytes."""
 _DURATION = re.compile(r"(−?\d[\d.,\u202f]{0,20} ?(?:ns|µs|ms|s|min \d+ s)\b)")
 
 
@@ -196,7 +198,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
     return values.astype("f8")
 
 
-def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6) -> str:
+def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """Return ``meta`` and arrays as one base64 string, which ``assets/util.js`` reads.
 
     It is a zlib stream of ``uint32 header length, header (JSON), planes``. The header names each
@@ -206,7 +208,6 @@ def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6)
     Args:
         meta: small things, JSON.
         arrays: integers (narrowed here) or float32/float64.
-        level: zlib's; lower is faster and larger.
     """
     described = []
     planes: list[bytes] = []
@@ -222,7 +223,7 @@ def pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], *, level: int = 6)
         planes += [raw[byte::width] for byte in range(width)]
     header = compact_json({"meta": meta, "arrays": described}).encode()
     data = len(header).to_bytes(4, "little") + header + b"".join(planes)
-    return deflate_text(data, level=level)
+    return deflate_text(data)
 
 
 def compact_json(document: Any) -> str:
@@ -238,13 +239,9 @@ def compact_json(document: Any) -> str:
     return encoded(printable_members(document))
 
 
-def deflate_text(text: bytes, *, level: int = 6) -> str:
+def deflate_text(text: bytes) -> str:
     """Return data as deflated base64."""
-    return base64.b64encode(zlib.compress(text, level)).decode("ascii")
-
-
-_PLOTLY_LEVEL = 4
-"""Half the time of level 6, and 4 % more bytes."""
+    return base64.b64encode(zlib.compress(text, _LEVEL)).decode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +267,7 @@ def _load_plotly() -> Script:
             "pip install --force-reinstall plotly"
         )
     code = where.read_bytes()
-    deflated = base64.b64encode(zlib.compress(code, _PLOTLY_LEVEL)).decode("ascii")
-    return Script(deflated, policy_hash(code), len(code))
+    return Script(deflate_text(code), policy_hash(code), len(code))
 
 
 def policy_hash(code: bytes) -> str:
