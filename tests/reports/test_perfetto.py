@@ -31,13 +31,13 @@ from tests.kineto_writer import BASE_NS, Trace, small_trace
 RUNS = [p.name for p in sorted(OWN.iterdir()) if p.is_dir()]
 REAL = (
     "hta/a100-ddp-rank0of2-nccl-metadata.json.gz",
-    "hta/a100-recsys-rank3of8.json.gz",
-    "kineto/v100-resnet50-toplevel-list-2021.json.gz",
     "aorta/mi350x-rocprofiler-sdk-backend-train-step.json.gz",
     "tracelens/b300-moe-unit.json.gz",
     "rocmprofiledata/matmul.rpd.gz",
-    "param/v100-dlrm-8ranks",
     "pipit-nsys/nsys-export-a100.sqlite.gz",
+    pytest.param("hta/a100-recsys-rank3of8.json.gz", marks=pytest.mark.long),
+    pytest.param("kineto/v100-resnet50-toplevel-list-2021.json.gz", marks=pytest.mark.long),
+    pytest.param("param/v100-dlrm-8ranks", marks=pytest.mark.long),
 )
 
 
@@ -151,7 +151,7 @@ def test_a_real_trace_comes_back_from_its_timeline(
 
 ORIGINAL = (
     "hta/a100-ddp-rank0of2-nccl-metadata.json.gz",
-    "kineto/v100-resnet50-toplevel-list-2021.json.gz",
+    pytest.param("kineto/v100-resnet50-toplevel-list-2021.json.gz", marks=pytest.mark.long),
     "tracelens/b300-moe-unit.json.gz",
     "torch-profiling-tutorial/h100-transformer-integer-us-python-stacks-a.json.gz",
 )

@@ -207,16 +207,16 @@ def has_trace(directory):
     return manifest.is_file() and bool(json.loads(manifest.read_bytes()).get("traces"))
 
 
-@pytest.mark.slow
+# Also shown by tests/workloads/test_processes.py and test_interrupts.py, without a training.
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="signals of parents' deaths are Linux's")
 @pytest.mark.parametrize(
     ("victim", "number", "exit_code"),
     [
         ("chopper", signal.SIGINT, 130),
-        # tests/workloads/test_processes.py shows that ranks end with a command that is killed.
-        pytest.param("chopper", signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("rank", signal.SIGKILL, 128 + signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("launcher", signal.SIGKILL, 128 + signal.SIGKILL, marks=pytest.mark.long),
+        ("chopper", signal.SIGKILL, -signal.SIGKILL),
+        ("rank", signal.SIGKILL, 128 + signal.SIGKILL),
+        ("launcher", signal.SIGKILL, 128 + signal.SIGKILL),
     ],
     ids=["ctrl-c", "killed", "rank killed", "launcher killed"],
 )

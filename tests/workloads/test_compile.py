@@ -126,6 +126,7 @@ def test_kernels_of_the_same_name_are_told_apart(captured: Any) -> None:
     assert {"triton_poi_fused_mul_1", "triton_poi_fused_mul_1.2"} <= {*captured["same_names"]}
 
 
+@pytest.mark.long
 def test_the_kernels_compute_what_eager_pytorch_does(tmp_path: Path) -> None:
     for loss_ratio, gradient_ratio in answer("interpreted", tmp_path):
         assert 0 <= loss_ratio < 1e-5

@@ -42,9 +42,15 @@ def losses(forward, backward, update, vocabulary):
     return found
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "layers"),
+    [
+        ("float32", "adamw", 1),
+        ("float32", "sgd", 2),
+        ("bfloat16", "adamw", 5),
+        ("bfloat16", "sgd", 5),
+    ],
+)
 def test_it_trains_as_in_memory(tmp_path, alone, dtype, optimizer, layers):
     config = msgspec.structs.replace(
         SIZES["debug"], layers_count=layers, width=64, ffn_width=100, vocabulary_count=128
