@@ -17,10 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from chopper.storage.layout import rank_dir_name
 from chopper.views import VIEWS
 from tests.command import Outcome, run
-from tests.fuzz import mutating, planting, senders, servers, texts
+from tests.fuzz import mutating, planting, servers, texts
 from tests.fuzz.mutating import SECRET
 
 EDITS_MOST = 5
@@ -198,23 +197,6 @@ def _store(case: Case, bases: Path, place: Path) -> Commands:
     force = ["--force"] * (random.random() < 0.6)
     trace = str(bases / "trace" / "0.json")
     return [["import", trace, "-o", "STORE", *force], ["analyze", "STORE", "--json"]]
-
-
-def _gather(case: Case, bases: Path, place: Path) -> Commands:
-    """A rank of another node that sends to rank 0 what it should not."""
-    for name, number in (("zero", 0), ("good", 1)):
-        shutil.copytree(bases / "run" / "recorded" / rank_dir_name(number), place / name)
-    random = case.random("commands")
-    source = place / "good"
-    senders.rank_of(source, place / "sent", random.choice((1, 1, 1, 1, 0, 2)), "c")
-    if random.random() < 0.3:
-        case.edit(lambda r: mutating.edit_file(r, r.choice(sorted((place / "sent").iterdir()))))
-    steps = senders.script(place / "sent")
-    if random.random() < 0.9:
-        case.edit(lambda r: senders.edit(r, steps))
-    (place / "script.json").write_text(json.dumps(steps))
-    read = [["analyze", "out/a/run", "--json"]] * (random.random() < 0.2)
-    return [[senders.GATHER, "in"], *read]
 
 
 def _planted(case: Case, bases: Path, place: Path) -> Commands:
@@ -431,7 +413,6 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
     "store": _store,
     "manifest": _manifest,
     "history": _history,
-    "gather": _gather,
     "planted": _planted,
     "text": _text,
     "exports": _exports,
@@ -439,7 +420,7 @@ TARGETS: dict[str, Callable[[Case, Path, Path], Commands]] = {
 WEIGHTS = {"trace": 8, "ranks": 3, "database": 4, "table": 3, "run": 8, "document": 2,
            "expression": 2, "sql": 2, "tables": 3,
            "web": 4, "store": 3, "manifest": 4, "history": 2,
-           "gather": 2, "planted": 3, "text": 5, "exports": 4}  # fmt: skip
+           "planted": 3, "text": 5, "exports": 4}  # fmt: skip
 
 
 # ---------------------------------------------------------------- judging
@@ -498,10 +479,7 @@ def _environment(folder: Path) -> Any:
 
 def _judge_command(command: list[str], outcomes: list[Outcome]) -> str | None:
     try:
-        if command[0] == senders.GATHER:
-            outcome = senders.gathered(Path(command[1]), Path("out"))
-        else:
-            outcome = run(*map(servers.placed, command))
+        outcome = run(*map(servers.placed, command))
     except MemoryError as exc:
         return f"memory: {_where(exc)}"
     except Exception as exc:  # noqa: BLE001 - that is what is looked for
@@ -621,7 +599,7 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _unreadable(commands: Commands, place: Path) -> str | None:
     """What is wrong with an output, to a parser of its format; traces are kept as they were."""
-    if planting.is_planted(commands, place.parent) or commands[0][0] == senders.GATHER:
+    if planting.is_planted(commands, place.parent):
         return None  # files of others lie there, too
     for file in sorted(place.rglob("*")):
         kept = file.parent.name.startswith("rank-") and file.name.startswith("trace")

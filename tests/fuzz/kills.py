@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
-from unittest import mock
 
 import psutil
 
@@ -73,16 +71,6 @@ _PROFILE = """
         for _ in range(40):
             time.sleep(0.005)
             prof.step()
-"""
-_GATHER = """
-    import torch.distributed as dist
-    from pathlib import Path
-    from chopper.recording import handover
-    from chopper.storage.processes import part_of
-    print("started", flush=True)
-    store = dist.PrefixStore("chopper", dist.TCPStore("127.0.0.1", int(words[1]), is_master=False))
-    folder = Path(words[0], "rank-00000")
-    handover.hand_over(store, folder, part_of(folder))
 """
 _STEPS = (
     "import sys, time, chopper\n"
@@ -138,7 +126,6 @@ TARGETS = {
         f"{name}-force": Target(t.program, t.words, t.output, force=True, weight=t.weight)
         for name, t in _FRESH.items()
     },
-    "gather": Target(_GATHER, _profile, "run", weight=1),
 }
 
 
@@ -175,8 +162,6 @@ def judge(kill: Kill, bases: Path, folder: Path) -> str | None:
     folder.mkdir(parents=True)
     output = folder / target.output
     whole = _whole(kill.target, bases)
-    if kill.target == "gather":
-        return _judge_gather(kill, output, whole)
     if target.force:
         _copy(whole.output, output)
         _mark(output)
@@ -212,14 +197,10 @@ def _whole(name: str, bases: Path) -> _Whole:
     output.parent.mkdir()
     if target.force:
         _copy(_whole(name.removesuffix("-force"), bases).output, output)
-    with contextlib.ExitStack() as stack:
-        words = target.words(bases, output)
-        if name == "gather":
-            words = stack.enter_context(_other_rank(output))
-        program = _popen(target, words, output, -1, 0, counted)
-        began_s = time.monotonic()
-        _await(program, output)
-        seconds = time.monotonic() - began_s
+    program = _popen(target, target.words(bases, output), output, -1, 0, counted)
+    began_s = time.monotonic()
+    _await(program, output)
+    seconds = time.monotonic() - began_s
     assert program.returncode == 0, (name, program.returncode)
     return _Whole(output, int(counted.read_text()), seconds, _contents(output))
 
@@ -390,46 +371,3 @@ def _mark(output: Path) -> None:
         file.write_bytes(file.read_bytes() + b"\n")
     for file in output.rglob("manifest.json"):
         file.write_bytes(file.read_bytes() + b"\n")
-
-
-@contextlib.contextmanager
-def _other_rank(output: Path) -> Iterator[tuple[str, ...]]:
-    """Have rank 1 of another node hand its files over; yields what rank 0 needs to receive them."""
-    import threading
-
-    import torch.distributed
-
-    from chopper.recording import handover
-    from chopper.storage.parts import RunWriter
-
-    dist: Any = torch.distributed
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for number, run_dir in enumerate((output, output.parent / "node" / "run")):
-        writer = RunWriter(run_dir, number)
-        part = writer.manifest
-        part.world_size, part.hostname, part.machine = 2, f"node{number}", f"node{number}"
-        part.status, part.process_started = "complete", 1
-        (writer.directory / "trace.json").write_bytes(b"{}" * 100_000)
-        writer.save()
-    store = dist.PrefixStore("chopper", server.clone())
-    words = (store, writer.directory, part)
-    sender = threading.Thread(target=handover.hand_over, args=words, daemon=True)
-    with mock.patch.object(handover, "_PATIENCE_S", 5.0):  # of a rank 0 that is gone
-        sender.start()
-        yield str(output), str(server.port)
-        sender.join()
-
-
-def _judge_gather(kill: Kill, output: Path, whole: _Whole) -> str | None:
-    """Kill rank 0 while it receives rank 1: that rank's folder is whole, or not there."""
-    target = TARGETS["gather"]
-    with _other_rank(output) as words:
-        here = Target(target.program, lambda *_: words, target.output)
-        _await(_started(kill, here, output, output, whole), output)
-    now = _contents(output)
-    visible = {name for name in now if not name.startswith(".")}
-    if visible not in ({n for n in whole.contents if n[:10] == "rank-00000"}, {*whole.contents}):
-        return f"{kill}: half of a rank: {sorted(now)}"
-    sizes = {name: len(data) for name, data in now.items() if name in visible}
-    wrong = [n for n in sizes if n.endswith("trace.json") and sizes[n] != len(whole.contents[n])]
-    return f"{kill}: cut: {wrong}" if wrong else None

@@ -251,19 +251,19 @@ def test_a_busy_machine_withholds_the_slowdown_and_the_bound(made):
         assert [ours[claim] for claim in claims] == expected
 
 
-OF_TORCH = ("streamed", "ddp", "fsdp2-offload")
-OF_DEEPSPEED = ("zero3-param-offload", "zero2-offload")
+SHORT = ("streamed", "ddp")
+ALL = ("zero3-param-offload", "zero2-offload", *SHORT, "fsdp2-offload")
 
 
 @pytest.fixture(
     scope="module",
-    params=[OF_TORCH, pytest.param((*OF_DEEPSPEED, *OF_TORCH), marks=pytest.mark.long)],
-    ids=["torch", "all"],
+    params=[SHORT, pytest.param(ALL, marks=pytest.mark.long)],
+    ids=["short", "all"],
 )
 def measured(tmp_path_factory, request):
     """Variant → rank 0's measures of three steps, (name, labels) → value; one launch for all."""
     variants = request.param
-    if variants != OF_TORCH:
+    if variants == ALL:
         pytest.importorskip("deepspeed")
     directory = tmp_path_factory.mktemp("offload")
     script = Path(__file__).parent / "train_variants.py"

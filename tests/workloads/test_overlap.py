@@ -247,7 +247,7 @@ def test_every_order_computes_the_same(tmp_path):
         assert out == "ok\n", err[-2000:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_checked_timed_and_held_against_its_bound(tmp_path):
     from chopper.cli.bench_ import command
 
