@@ -141,7 +141,7 @@ def test_a_removed_directory_is_refused_however_the_command_is_written() -> None
     assert "the current directory cannot be used" in run("Doctor").line
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["latin-1", pytest.param("utf-8", marks=pytest.mark.long)])
 def test_terminals_that_lack_characters(
     encoding: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +174,13 @@ def test_what_a_terminal_lacks_is_written_in_similar_characters() -> None:
     assert (done.stdout, done.stderr) == ("# - µs \\u20ac\n".encode("latin-1"), b"")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        "<&- >&- 2>&-",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("<&-", ">&-", "2>&-")),
+    ],
+)
 def test_closed_streams(closed: str, sources: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, sys\n"
