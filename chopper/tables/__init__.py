@@ -124,6 +124,8 @@ class Table:
     def completed(self, table: pa.Table) -> pa.Table:
         """Return ``table`` with nulls for what its older version of chopper did not record.
 
+        Columns that this version no longer has are left out.
+
         Raises:
             SchemaError: a newer version wrote it, or it lacks a column that cannot be null, or has
                 one twice.
@@ -143,7 +145,8 @@ class Table:
         for column, field in zip(self.columns, self.arrow, strict=True):
             if column.nullable and field.name not in table.schema.names:
                 table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        return self.validate(table)
+        known = [name for name in self.arrow.names if name in table.schema.names]
+        return self.validate(table.select(known))
 
     def check_values(self, table: pa.Table, after_ns: int = -TIME_MOST_NS) -> int:
         """Check the times of rows that others may have written, before anything is computed.

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import os
 import platform
-import re
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -112,7 +111,6 @@ class _Process:
         self.pid = pid
         self._proc = proc / str(pid)
         self._stat = KeptFile(self._proc / "stat")
-        self._rollup: KeptFile | str | None = None
         self._schedstat: KeptFile | str | None = None
         # The kernel's CPU clock of a process counts nanoseconds; /proc/<pid>/stat counts 10 ms.
         self._clock_id = ((~pid) << 3) | 2 if with_clock else None
@@ -159,17 +157,8 @@ class _Process:
         fields = content(self._schedstat).split()
         return int(fields[1]) if len(fields) > 1 else None
 
-    def pss_bytes(self) -> int | str:
-        """Proportional set size, or why it cannot be read."""
-        if self._rollup is None:
-            self._rollup = try_open(self._proc / "smaps_rollup")
-        if isinstance(self._rollup, str):
-            return self._rollup
-        line = re.search(rb"^Pss:\s+(\d+) kB", content(self._rollup), re.MULTILINE)
-        return int(line[1]) * 1024 if line else f"{self._rollup.path}: has no Pss"
-
     def close(self) -> None:
-        for file in (self._stat, self._rollup, self._schedstat):
+        for file in (self._stat, self._schedstat):
             if isinstance(file, KeptFile):
                 file.close()
 
@@ -179,33 +168,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessSource(ProcessWatcher):
-    """The ranks of a run on this host, with their children. -> PROCESS.
-
-    Args:
-        scan_ns: time between looks for new ranks and new children.
-        pss_ns: shortest time between readings of the proportional set size.
-    """
+    """The ranks of a run on this host, with their children. -> PROCESS."""
 
     name: ClassVar[str] = "ranks"
     tables: ClassVar[tuple[str, ...]] = ("process",)
 
-    # Reading smaps_rollup walks the page tables with the process' memory map locked.
-    _PSS_COST_RATIO = 0.005
-    _PSS_LIMIT_NS = 50_000_000
-
     def __init__(
-        self,
-        run_path: str,
-        hostname: str,
-        root: str = "/",
-        scan_ns: int = 1_000_000_000,
-        pss_ns: int = 1_000_000_000,
+        self, run_path: str, hostname: str, root: str = "/", scan_ns: int = _SCAN_NS
     ) -> None:
         super().__init__(run_path, hostname, root, scan_ns)
         self._proc = self.root / "proc"
         self._with_clock = root == "/"
-        self._pss = Budget(pss_ns, self._PSS_COST_RATIO)
-        self._pss_off = False
         self._ranks: dict[int, _Process] = {}
         self._children: dict[int, dict[int, _Process]] = {}
         self._parents: dict[int, int] = {}
@@ -216,33 +189,15 @@ class ProcessSource(ProcessWatcher):
             raise CollectorUnavailable(f"{self._proc}/self/stat: not found")
         if not (self._proc / "self/schedstat").exists():
             self.absent["process.run_delay_ns"] = f"{self._proc}/<pid>/schedstat: not found"
-        if not (self._proc / "self/smaps_rollup").exists():
-            self._no_pss(f"{self._proc}/<pid>/smaps_rollup: not found")
         self.look(time.monotonic_ns())
-
-    def _no_pss(self, reason: str) -> None:
-        self._pss_off = True
-        self.absent["process.pss_bytes"] = reason
 
     def sample(self, sink: Sink, now_ns: int) -> None:
         self.look(now_ns)
-        with_pss = not self._pss_off and bool(self._ranks) and self._pss.due(now_ns)
-        pss_cost_ns = 0
         for rank, process in list(self._ranks.items()):
             row = self._rank_row(rank, process, now_ns)
-            if row is None:
-                continue
-            pss_bytes = None
-            if with_pss:
-                before_ns = time.thread_time_ns()
-                pss_bytes = self._pss_of(rank)
-                pss_cost_ns += time.thread_time_ns() - before_ns
-            *shares, rss_bytes, threads = row
-            children = len(self._children.get(rank, ()))
-            values = (*shares, rss_bytes, pss_bytes, threads, children)
-            sink.add("process", rank, process.pid, *values)
-        if with_pss:
-            self._pss.charge(now_ns, pss_cost_ns)
+            if row is not None:
+                children = len(self._children.get(rank, ()))
+                sink.add("process", rank, process.pid, *row, children)
 
     def _rank_row(
         self, rank: int, process: _Process, now_ns: int
@@ -269,23 +224,6 @@ class ProcessSource(ProcessWatcher):
             cpu_ratio = (own_ns + child_ns) / elapsed_ns
             child_ratio = child_ns / elapsed_ns
         return cpu_ratio, child_ratio, process.run_delay_ns(), rss_bytes, threads
-
-    def _pss_of(self, rank: int) -> int | None:
-        total_bytes = 0
-        for process in (self._ranks[rank], *self._children.get(rank, {}).values()):
-            before_ns = time.thread_time_ns()
-            pss = process.pss_bytes()
-            took_ns = time.thread_time_ns() - before_ns
-            if took_ns > self._PSS_LIMIT_NS:
-                self._no_pss(
-                    f"left out after one reading took {took_ns / 1e6:.0f} ms, in which the "
-                    "process could not change its memory map"
-                )
-            if isinstance(pss, str):
-                self.absent["process.pss_bytes"] = pss
-                return None
-            total_bytes += pss
-        return total_bytes
 
     def _forget(self, rank: int) -> None:
         processes = [self._ranks.pop(rank, None), *self._children.pop(rank, {}).values()]

@@ -271,7 +271,6 @@ class Watch:
         "child_cpu_ratio",
         "run_delay_ns",
         "rss_bytes",
-        "pss_bytes",
         "thread_count",
         "child_count",
     )
@@ -402,19 +401,6 @@ def test_a_grandchild_belongs_to_the_rank(
     assert watching.rows()[0]["child_count"] == before + 2
 
 
-def test_pss_is_read_at_most_once_a_second(
-    tmp_path: Path, watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What a reading costs is the machine's: a dear one would be the last.
-    monkeypatch.setattr(ProcessSource, "_PSS_LIMIT_NS", 1000 * SECOND)
-    announce(tmp_path, 0, os.getpid())
-    watching = watch(tmp_path)
-    first = watching.rows()[0]
-    assert 0 < first["pss_bytes"] <= first["rss_bytes"]
-    assert watching.rows(SECOND // 2)[0]["pss_bytes"] is None
-    assert watching.rows()[0]["pss_bytes"] is not None
-
-
 def test_ranks_come_when_they_announce_themselves(
     tmp_path: Path, watch: Callable[..., Watch], child: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -469,8 +455,7 @@ def test_ticks_serve_where_the_kernel_has_no_clock_of_a_process(
     assert row["cpu_ratio"] == pytest.approx(0.5)
     assert row["rss_bytes"] == 4 * os.sysconf("SC_PAGE_SIZE")
     assert row["thread_count"] == 6
-    assert (row["pss_bytes"], row["run_delay_ns"]) == (None, None)
-    assert "smaps_rollup: not found" in watching.source.absent["process.pss_bytes"]
+    assert row["run_delay_ns"] is None
     assert "schedstat: not found" in watching.source.absent["process.run_delay_ns"]
     put(tmp_path, "proc/42/stat", stat.format(utime=50, stime=20, rss=4))
     assert watching.rows()[0]["cpu_ratio"] is None
