@@ -19,8 +19,9 @@ import pytest
 
 from chopper import pipeline, reports
 from chopper.analyzers.trace import names
+from chopper.collectors.formats import kineto
 from chopper.collectors.formats.cleaning import cut_overruns
-from chopper.collectors.formats.kineto import _assemble, read_trace
+from chopper.collectors.formats.kineto import read_trace
 from chopper.collectors.formats.telemetry_csv import read_log
 from chopper.errors import InputError
 from chopper.storage.manifest import Finding
@@ -82,7 +83,7 @@ def test_one_broken_text_loses_nothing(
     name: str, in_python: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_python:
-        monkeypatch.setattr(_assemble, "scan_file", lambda _: None)
+        monkeypatch.setattr(kineto, "scan_file", lambda _: None)
     path, (code, python_name) = FILES / name, BROKEN[name]
     found = findings(path)
     assert [f.severity for f in found.values()] == ["warning"]
@@ -125,7 +126,7 @@ def test_one_broken_event_is_the_only_one(
     case: str, in_python: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_python:
-        monkeypatch.setattr(_assemble, "scan_file", lambda _: None)
+        monkeypatch.setattr(kineto, "scan_file", lambda _: None)
     old, new, code, lost = EVENTS[case]
     at = GOOD.index(old)
     path = tmp_path / "broken.json"

@@ -26,7 +26,7 @@ needs_amdsmi = pytest.mark.skipif(PACKAGE is None, reason="amdsmi is not install
 PRELUDE = """
 import ctypes, json, sys
 from chopper.collectors import amd
-from chopper.collectors.amd import _sources
+_sources = amd
 from chopper.collectors.sampler import Sink
 from chopper.tables import TABLES
 def rows(source, *times_ns):

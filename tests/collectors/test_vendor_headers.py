@@ -23,7 +23,6 @@ import pytest
 
 from chopper.analyzers.causes import clock
 from chopper.collectors import amd, knobs, nvml
-from chopper.collectors.amd import _sources as amd_sources
 from chopper.collectors.devices import Errors
 from chopper.collectors.formats import nsys, rocpd
 from chopper.collectors.nvml import _sources as nvml_sources
@@ -178,9 +177,9 @@ def test_reasons_of_clocks_are_nvmls_bits(nvml_header: Path, tmp_path: Path) -> 
         used[" | ".join(parts)] = clock._BITS[label]
     used[f"{REASONS['idle']} + 0"] = clock._IDLE_BIT
     used[f"{REASONS['application clock']} + 0"] = clock._SET_BIT
-    used[f"{REASONS['power cap']} + 0"] = amd_sources._REASON_POWER_CAP
-    used[f"{REASONS['thermal']} + 0"] = amd_sources._REASON_THERMAL
-    used[f"{REASONS['hardware thermal']} + 0"] = amd_sources._REASON_PROCHOT
+    used[f"{REASONS['power cap']} + 0"] = amd._REASON_POWER_CAP
+    used[f"{REASONS['thermal']} + 0"] = amd._REASON_THERMAL
+    used[f"{REASONS['hardware thermal']} + 0"] = amd._REASON_PROCHOT
     agree(tmp_path, nvml_header, used)
 
 
@@ -265,8 +264,8 @@ USED_OF_AMD = {
 }
 AMD_CONSTANTS = {
     "AMDSMI_INIT_AMD_GPUS": amd._INIT_GPUS,
-    "AMDSMI_CLK_TYPE_GFX": amd_sources._CLOCK_GFX,
-    "AMDSMI_CLK_TYPE_SYS": amd_sources._CLOCK_GFX,
+    "AMDSMI_CLK_TYPE_GFX": amd._CLOCK_GFX,
+    "AMDSMI_CLK_TYPE_SYS": amd._CLOCK_GFX,
     "AMDSMI_STATUS_NO_PERM": knobs._AMDSMI_NO_PERMISSION,
 }
 AMD_LOSSES = {
@@ -307,12 +306,12 @@ def test_what_is_used_of_amdsmi_is_its_bindings(
     for name, fields in USED_OF_AMD.items():
         assert set(fields) <= set(bound["layouts"][name]["at"]), name
     metrics = set(bound["layouts"]["amdsmi_gpu_metrics_t"]["at"])
-    sources = (amd_sources.ClockSource, amd_sources.CounterSource, amd_sources.LimitSource)
+    sources = (amd.ClockSource, amd.CounterSource, amd.LimitSource)
     read = {name for source in sources for _, names in source.fields.values() for name in names}
-    assert read | set(amd_sources._RESIDENCIES) <= metrics
+    assert read | set(amd._RESIDENCIES) <= metrics
     for source in sources:
         for _, call, member in source.answers.values():
-            assert member in bound["layouts"][amd_sources._CALLS[call][0]]["at"], member
+            assert member in bound["layouts"][amd._CALLS[call][0]]["at"], member
     codes = set(bound["status"].values()) - {0}
     assert codes == set(amd.ERRORS)
     for name, loss in AMD_LOSSES.items():

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.collectors.formats.cleaning import MAX_DURATION_NS, cut_overruns, damage_findings
-from chopper.collectors.formats.kineto._assemble import refuse_other_devices, traces_of
+from chopper.collectors.formats.kineto import refuse_other_devices, traces_of
 from chopper.collectors.formats.kineto._events import (
     DEVICE,
     DEVICE_KINDS,

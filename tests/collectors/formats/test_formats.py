@@ -19,8 +19,9 @@ from chopper.analyzers.trace import collectives
 from chopper.analyzers.work import kernels
 from chopper.causes import LEVELS
 from chopper.cli import cli
+from chopper.collectors.formats import kineto as kineto_reader
 from chopper.collectors.formats import recording, rocprof_csv, steps
-from chopper.collectors.formats.kineto import _assemble, _events
+from chopper.collectors.formats.kineto import _events
 from chopper.collectors.formats.recording import torch_range
 from chopper.errors import InputError
 from chopper.storage.run import Run
@@ -536,7 +537,7 @@ def test_a_recording_of_another_run_is_refused(tmp_path: Path) -> None:
     [
         (steps.PROFILER_STEP, "ProfilerStep#12"),
         (steps._NUMBERED, "train step 12"),
-        (_assemble._RANK, "rank 12"),
+        (kineto_reader._RANK, "rank 12"),
         (_events._NUMBERED, "stream 12"),
         (recording._SEQUENCE, "aten::mm, seq = 12"),
         (recording._OPERATOR_ID, "aten::mm, op_id = 12"),

@@ -24,10 +24,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chopper.collectors.formats import unpack
+from chopper.collectors.formats import kineto, unpack
 from chopper.collectors.formats.kineto import (
     ParsedTrace,
-    _assemble,
     _events,
     _native,
     read_trace,
@@ -60,7 +59,7 @@ def outcome(path: Path) -> Outcome:
 
 def outcome_in_python(path: Path) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_assemble, "scan_file", lambda _: None)
+        patch.setattr(kineto, "scan_file", lambda _: None)
         return outcome(path)
 
 

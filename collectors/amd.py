@@ -1,19 +1,218 @@
-"""Sources of AMD devices that the sampler process reads, one a tier.
+"""AMD devices through amdsmi: import, error codes, devices, sources of metrics, the collector.
 
-A metric is a column, its unit, and the fields of the metrics structure that hold it, of which the
-first that the device has counts; or the call of amdsmi and the member of what that returns.
+The package's import binds every symbol of the native library at once: without the library it prints
+and raises KeyError, with an older one AttributeError.
+
+A source is what the sampler process reads, one a tier. A metric is a column, its unit, and the
+fields of the metrics structure that hold it, of which the first that the device has counts; or the
+call of amdsmi and the member of what that returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import byref, c_uint32
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
-from chopper.collectors import amd
 from chopper.collectors.base import held
-from chopper.collectors.devices import DeviceReader, DeviceSource, Getter, Unit, columns_of
+from chopper.collectors.devices import (
+    Device,
+    DeviceCollector,
+    DeviceReader,
+    DeviceSource,
+    DriverError,
+    Errors,
+    Getter,
+    NothingVisible,
+    Unit,
+    chosen_by,
+    columns_of,
+    local_ranks,
+)
+from chopper.collectors.sampler import ONCE_HZ
+from chopper.errors import CollectorUnavailable
+
+ERRORS = Errors("amdsmi")
+
+
+def _candidates(package: Path) -> list[str]:
+    """Return the paths at which amdsmi looks for the native library, in its order."""
+    home = os.getenv("ROCM_HOME", os.getenv("ROCM_PATH"))
+    return [
+        *([str(Path(home) / "lib/libamd_smi.so")] if home else []),
+        "libamd_smi.so",
+        str(package / "libamd_smi.so"),
+        str(Path(os.getenv("ROCM_PATH", "/opt/rocm")) / "lib" / "libamd_smi.so"),
+    ]
+
+
+def load() -> Any:
+    """Import the wrapper module of amdsmi, once its native library is known to be there.
+
+    Raises:
+        CollectorUnavailable: the package or the library is missing, or they do not fit together.
+    """
+    if "amdsmi.amdsmi_wrapper" in sys.modules:
+        return sys.modules["amdsmi.amdsmi_wrapper"]
+    spec = importlib.util.find_spec("amdsmi")
+    if spec is None or spec.origin is None:
+        raise CollectorUnavailable("amdsmi is not installed")
+    for candidate in _candidates(Path(spec.origin).parent):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(candidate)
+            break
+    else:
+        raise CollectorUnavailable("AMD's library is not installed (libamd_smi.so)")
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            importlib.import_module("amdsmi")
+    except (KeyError, OSError, AttributeError, ImportError) as exc:
+        # A failed import leaves parts of the package behind, which would look like success.
+        for name in [n for n in sys.modules if n.partition(".")[0] == "amdsmi"]:
+            del sys.modules[name]
+        raise CollectorUnavailable(
+            f"amdsmi and libamd_smi.so do not fit together ({type(exc).__name__}: {exc}); "
+            "install the amdsmi of the ROCm that is installed"
+        ) from exc
+    return sys.modules["amdsmi.amdsmi_wrapper"]
+
+
+@contextlib.contextmanager
+def session() -> Iterator[Any]:
+    """The library initialized for GPUs inside, shut down after; gives amdsmi's wrapper module."""
+    wrapper = load()
+    code = wrapper.amdsmi_init(_INIT_GPUS)
+    if code:
+        raise CollectorUnavailable(ERRORS.explain(code)[1])
+    try:
+        yield wrapper
+    finally:
+        wrapper.amdsmi_shut_down()
+
+
+_INIT_GPUS = 1 << 1
+
+
+@dataclass
+class AmdDevice(Device):
+    """One device, or one partition of one: those of a device share all but the PCI function.
+
+    They are numbered as HIP does, which is not amd-smi's order; as amd-smi where HIP is not known.
+    """
+
+    partition: str | None = None
+    """Compute partitioning (SPX, CPX …), None where unknown."""
+
+
+def devices(wrapper: Any) -> list[AmdDevice]:
+    """The GPUs that this job may use, by index."""
+    interface = importlib.import_module("amdsmi.amdsmi_interface")
+    try:
+        handles = interface.amdsmi_get_processor_handles()
+    except interface.AmdSmiException as exc:
+        code = exc.get_error_code() if hasattr(exc, "get_error_code") else None
+        raise CollectorUnavailable(
+            ERRORS.explain(0xFFFFFFFF if code is None else int(code))[1]
+        ) from exc
+    listed = [_device(wrapper, interface, handle, i) for i, handle in enumerate(handles)]
+    if not listed:
+        raise CollectorUnavailable("amdsmi finds no device")
+    listed.sort(key=lambda device: device.index)
+    chosen = _visible(listed)
+    return listed if local_ranks()[0] > len(chosen) else chosen
+
+
+def _visible(visible: list[AmdDevice]) -> list[AmdDevice]:
+    """Those that HIP sees: ROCR_VISIBLE_DEVICES first, then HIP's own of what that left.
+
+    Raises:
+        NothingVisible: it sees none.
+    """
+    of_hip = "HIP_VISIBLE_DEVICES"
+    if of_hip not in os.environ:
+        of_hip = "CUDA_VISIBLE_DEVICES"
+    for variable in ("ROCR_VISIBLE_DEVICES", of_hip):
+        chosen = chosen_by(variable, visible, partial(_named, visible))
+        if chosen == []:
+            raise NothingVisible(variable, "HIP")
+        visible = visible if chosen is None else chosen
+    return visible
+
+
+def _named(listed: list[AmdDevice], uuid: str) -> list[AmdDevice]:
+    return [device for device in listed if device.uuid == uuid]  # parts of one may share it
+
+
+def _device(wrapper: Any, interface: Any, handle: Any, position: int) -> AmdDevice:
+    device = AmdDevice(handle, position)
+    info = wrapper.amdsmi_enumeration_info_t()
+    if wrapper.amdsmi_get_gpu_enumeration_info(handle, ctypes.byref(info)) == 0:
+        if info.hip_id != 0xFFFFFFFF:
+            device.index = int(info.hip_id)
+        device.uuid = info.hip_uuid.decode(errors="replace") or None
+    with contextlib.suppress(interface.AmdSmiException):
+        device.pci_address = interface.amdsmi_get_gpu_device_bdf(handle)
+    text = ctypes.create_string_buffer(16)
+    if wrapper.amdsmi_get_gpu_compute_partition(handle, text, ctypes.c_uint32(16)) == 0:
+        device.partition = text.value.decode(errors="replace") or None
+    return device
+
+
+class Metrics:
+    """The metrics structure of one device, filled again at each reading.
+
+    A field that the device does not have holds the largest number of its type.
+    """
+
+    def __init__(self, wrapper: Any, device: AmdDevice) -> None:
+        self.structure = structure = wrapper.amdsmi_gpu_metrics_t()
+        ctypes.memset(ctypes.byref(structure), 0xFF, ctypes.sizeof(structure))
+        self._fill = partial(
+            wrapper.amdsmi_get_gpu_metrics_info, device.handle, ctypes.byref(structure)
+        )
+        self._device = device
+        self._blanks: dict[str, int] = {}
+        for name, kind in structure._fields_:
+            item = kind._type_ if hasattr(kind, "_length_") else kind
+            self._blanks[name] = (1 << 8 * ctypes.sizeof(item)) - 1
+
+    def fill(self) -> None:
+        """Read the device. One call gives all columns, so that a refusal for good loses it.
+
+        Raises:
+            DriverError: it does not answer.
+        """
+        code: int = self._fill()
+        if code:
+            loss, reason = ERRORS.explain(code)
+            if loss != "moment":
+                self._device.lost = reason
+            raise DriverError(code)
+
+    def number(self, *names: str) -> int | None:
+        """Return the first of these fields that is available."""
+        for name in names:
+            value: int | None = getattr(self.structure, name, None)
+            if value is not None and value != self._blanks[name]:
+                return value
+        return None
+
+    def items(self, name: str) -> list[int | None]:
+        """Return the items of an array, None for those that are not available."""
+        blank = self._blanks.get(name)
+        return [None if item == blank else item for item in getattr(self.structure, name, ())]
+
 
 _MEGA = 1_000_000
 _KIB, _MIB = 1024, 1 << 20
@@ -65,7 +264,7 @@ class _Residency:
         self._last_ns: int | None = None
         self.totals_ns = {"power": 0.0, "thermal": 0.0}
 
-    def grew(self, metrics: amd.Metrics, now_ns: int | None) -> bool:
+    def grew(self, metrics: Metrics, now_ns: int | None) -> bool:
         """Add what passed since the previous reading; False where nothing tells."""
         ticks = metrics.number("accumulation_counter")
         counts = {name: metrics.number(name) for name in _RESIDENCIES}
@@ -104,7 +303,7 @@ class _Traffic:
         self._last: tuple[int, int, int] | None = None
         self._total_bytes = 0.0
 
-    def bytes_until(self, metrics: amd.Metrics, now_ns: int | None) -> int | None:
+    def bytes_until(self, metrics: Metrics, now_ns: int | None) -> int | None:
         """Return the bytes in both directions so far; None where a reading does not tell."""
         rate_sum = metrics.number("pcie_bandwidth_acc")
         ticks = metrics.number("accumulation_counter")
@@ -131,8 +330,8 @@ class _Traffic:
 class _Reading:
     """A device, its metrics as they were last read, and what is counted between readings."""
 
-    device: amd.AmdDevice
-    metrics: amd.Metrics
+    device: AmdDevice
+    metrics: Metrics
     residency: _Residency = field(default_factory=_Residency)
     traffic: _Traffic = field(default_factory=_Traffic)
     links: dict[str, list[int]] = field(default_factory=dict)
@@ -146,10 +345,10 @@ class _Reading:
         return _kib(_sum_of([items[i] for i in counted])) if counted else None
 
 
-class _Source(DeviceSource[amd.AmdDevice]):
+class _Source(DeviceSource[AmdDevice]):
     """A source that is read through the metrics structure: one call of the driver per reading."""
 
-    errors = amd.ERRORS
+    errors = ERRORS
     keep_empty = True
     fields: ClassVar[dict[str, tuple[Unit, tuple[str, ...]]]] = {}
     """Column → its unit and the fields of the metrics structure."""
@@ -158,14 +357,14 @@ class _Source(DeviceSource[amd.AmdDevice]):
     _later: ClassVar[frozenset[str]] = frozenset()
     """Columns that no first reading tells."""
 
-    def _list(self) -> list[amd.AmdDevice]:
-        self._wrapper = self._stack.enter_context(amd.session())
+    def _list(self) -> list[AmdDevice]:
+        self._wrapper = self._stack.enter_context(session())
         self._rows: list[list[Any]] = []
         self._readings: list[_Reading] = []
-        return amd.devices(self._wrapper)
+        return devices(self._wrapper)
 
-    def _describe(self, reader: DeviceReader, device: amd.AmdDevice) -> None:
-        reading = _Reading(device, amd.Metrics(self._wrapper, device))
+    def _describe(self, reader: DeviceReader, device: AmdDevice) -> None:
+        reading = _Reading(device, Metrics(self._wrapper, device))
         self._readings.append(reading)
 
         def read() -> Iterable[Any]:
@@ -184,7 +383,7 @@ class _Source(DeviceSource[amd.AmdDevice]):
 
         reader.add(Getter(_CALL, reader.columns, read))
 
-    def _call(self, device: amd.AmdDevice, name: str) -> Any:
+    def _call(self, device: AmdDevice, name: str) -> Any:
         """Return the structure that a call fills; None where the device refuses."""
         structure, arguments = _CALLS[name]
         answer = getattr(self._wrapper, structure)()
@@ -312,7 +511,7 @@ class LimitSource(_Source):
         }
 
 
-def _power_basis(metrics: amd.Metrics) -> str | None:
+def _power_basis(metrics: Metrics) -> str | None:
     """Return which of the two powers that a device may have `device_clock` holds."""
     if metrics.number("current_socket_power") is not None:
         return "instant"
@@ -322,3 +521,46 @@ def _power_basis(metrics: amd.Metrics) -> str | None:
 
 def _kib(value: int | None) -> int | None:
     return None if value is None else held(value * _KIB)
+
+
+NAME = "amdsmi"
+BY_DEFAULT = True
+
+
+class AmdCollector(DeviceCollector[AmdDevice]):
+    """Samples every AMD device of the host, in a process of its own.
+
+    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_LIMIT.
+
+    Args:
+        hz: most readings per second of the fast tier: clocks, power, what holds the clock down.
+    """
+
+    name: ClassVar[str] = NAME
+    driver: ClassVar[str] = "AMD's driver"
+    silent_remedy: ClassVar[str] = "check that amd-smi responds, and dmesg for device errors"
+    absent_remedy: ClassVar[str] = (
+        "none on a machine without AMD devices; else pip install 'chopper-profiler[amd]' in the "
+        "version of the ROCm that is installed"
+    )
+    sources: ClassVar[str] = __name__
+    rates_hz: ClassVar[dict[str, float]] = {
+        "CounterSource": 10.0,
+        "LimitSource": ONCE_HZ,
+    }
+
+    def devices(self) -> list[AmdDevice]:
+        """Ask amdsmi for its devices."""
+        with session() as wrapper:
+            return devices(wrapper)
+
+    def restrictions(self, devices: list[AmdDevice]) -> list[str | None]:
+        """Say where devices are partitions, and what of the environment is not understood."""
+        notes = [local_ranks()[1]]
+        split = [d for d in devices if d.partition not in (None, "SPX")]
+        if split:
+            notes.append(
+                f"{len(split)} of {len(devices)} devices are partitions ({split[0].partition}): "
+                "power, energy and temperature are those of the whole socket"
+            )
+        return notes
