@@ -1,4 +1,4 @@
-"""A training step of a user's module under fake tensors: its peak memory, or its operators.
+"""A training step of a user's module under fake tensors: its peak memory; operators of a program.
 
 The program runs, and no memory is used. A child process does it, because the user's module and
 torch are imported there and nowhere else; it prints what it saw in one line. Memory is counted by
@@ -91,7 +91,6 @@ def capture(
             "autocast, fsdp2 has bf16, fp32 and mixed"
         )
     return _in_child(
-        task="memory",
         module=module,
         batch=batch,
         sequence=sequence,
@@ -100,23 +99,6 @@ def capture(
         checkpoint=checkpoint,
         precision=precision,
         optimizer=optimizer,
-    )
-
-
-def capture_operators(
-    module: str, *, batch: int, sequence: int, precision: str = "bf16"
-) -> dict[str, Any]:
-    """Write down the operators of one training step; arguments and errors as :func:`capture`.
-
-    Returns:
-        ``parameters_count``, ``element_bytes`` of a parameter, ``torch``, and ``operators``: unique
-        ``op``, ``input_dims``, ``input_types``, ``concrete_inputs`` (JSON texts) and
-        ``call_count``.
-    """
-    if precision not in ("bf16", "fp32", "autocast"):
-        raise UsageError(f"precision {precision!r}: expected bf16, fp32 or autocast")
-    return _in_child(
-        task="operators", module=module, batch=batch, sequence=sequence, precision=precision
     )
 
 
@@ -372,28 +354,6 @@ def rows_of(counts: Mapping[tuple[str, str, str, str], int]) -> list[dict[str, A
     return [{**dict(zip(columns, key, strict=True)), "call_count": n} for key, n in counts.items()]
 
 
-def _write_down(request: dict[str, Any]) -> dict[str, Any]:
-    """In the child: a step to settle, and one whose operators are written down."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    counts: Counter[tuple[str, str, str, str]] = Counter()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        module, inputs, function = _built_module(request)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=True)
-        for _ in range(2):
-            counts.clear()
-            with noted(counts):
-                _train(request, module, inputs, function, optimizer)
-    return {
-        "parameters_count": sum(p.numel() for p in trained),
-        "element_bytes": trained[0].element_size() if trained else 4,
-        "torch": str(torch.__version__),
-        "operators": rows_of(counts),
-    }
-
-
 _NO_VALUES = (
     "reads the value of a tensor (.item(), bool(), tolist()), but a captured module has shapes "
     "only; keep the value on the device (torch.where), or leave the line out in "
@@ -421,7 +381,7 @@ def _answer() -> None:
     request = json.loads(sys.argv[1])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            answer = {"memory": _track, "operators": _write_down}[request["task"]](request)
+            answer = _track(request)
     except ModuleNotFoundError as exc:
         missing = exc.name or str(exc)
         remedy = "; install it: pip install 'chopper-profiler[torch]'" if missing == "torch" else ""

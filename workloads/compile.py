@@ -180,7 +180,7 @@ def _measure(
     sizes_bytes: dict[str, int | None],
 ) -> None:
     """Count kernels, project the block onto each device, and compute its portability."""
-    from chopper.analyzers.estimates.project import Side, project_captured
+    from chopper.analyzers.estimates.project import Side, captured_ns
     from chopper.hardware.devices import reach_of
 
     forms = {"eager": captured.eager, "compiled": captured.compiled}
@@ -194,25 +194,18 @@ def _measure(
     efficiencies: dict[str, list[float | None]] = {form: [] for form in forms}
     for device in _devices(args):
         side = Side(device, reach_of(device))
-        projected = {
-            form: project_captured(
-                module="the block",
-                operators=calls,
-                element_bytes=2 if args.dtype == "bfloat16" else 4,
-                there=side,
-            )
-            for form, calls in forms.items()
-        }
+        width = 2 if args.dtype == "bfloat16" else 4
+        times = {form: captured_ns(calls, width, side) for form, calls in forms.items()}
         # Both forms are held against the roofline of the one that needs less.
-        roofline_ns = min(projection.roofline_ns for projection in projected.values())
+        roofline_ns = min(of_form for _, of_form in times.values())
         prof.measure("roofline_ns", roofline_ns, device=device.id)
-        for form, projection in projected.items():
+        for form, (projected_ns, _) in times.items():
             if form == "compiled" and sizes_bytes[TARGETS[device.id]] is None:
                 efficiencies[form].append(None)
                 continue
-            efficiency = roofline_ns / projection.projected_ns
+            efficiency = roofline_ns / projected_ns
             efficiencies[form].append(efficiency)
-            prof.measure("projected_ns", projection.projected_ns, device=device.id, form=form)
+            prof.measure("projected_ns", projected_ns, device=device.id, form=form)
             prof.measure("efficiency_ratio", efficiency, device=device.id, form=form)
     for form, ratios in efficiencies.items():
         prof.measure("portability_ratio", portability_ratio(ratios), form=form)

@@ -34,8 +34,7 @@ class OfClass(msgspec.Struct, kw_only=True, frozen=True):
 
     operator_class: str
     calls_count: int = 0
-    recorded_ns: int | None
-    """Null for a captured module, which never ran."""
+    recorded_ns: int
     projected_ns: int = 0
     roofline_ns: int = 0
     """On the target at its datasheet peak, without calibration."""
@@ -46,33 +45,31 @@ class OfClass(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Projection(Estimate, kw_only=True, frozen=True):
-    """Times of a recorded run, or of a captured module, on another device."""
+    """Times of a recorded run on another device."""
 
     SCHEMA: ClassVar[str] = "chopper.estimate.project/2"
 
     run: str
-    recorded_device: str | None = None
-    """Null for a captured module, which never ran."""
+    recorded_device: str
     target_device: str
-    recorded_reach: Reach | None = None
+    recorded_reach: Reach
     target_reach: Reach
     classes: tuple[OfClass, ...]
     unmodelled_ratio: float = 0.0
-    """Of the operators' time (captured: calls), what has no FLOP or bytes; it is scaled as the
-    rest."""
+    """Of the operators' time, what has no FLOP or bytes; it is scaled as the rest."""
     unmodelled_operators: tuple[str, ...] = ()
-    """Those, most time (captured: calls) first; the first few."""
+    """Those, most time first; the first few."""
     idle_ns: int = 0
     copy_ns: int = 0
     communication_ns: int = 0
     projected_copy_ns: int = 0
     projected_communication_ns: int = 0
     """Exposed transfer goes with the links' rates, copies between host and device with PCIe."""
-    recorded_ns: int | None = None
+    recorded_ns: int
     projected_ns: int
     projected_between_ns: tuple[int, int] | None = None
     """With what has no model going as memory and as products do: which it is, is not known. Null
-    where all has a model, or no device was given."""
+    where all has a model."""
     roofline_ns: int
     """Uncalibrated: all operators at the target's datasheet peak, and nothing else."""
     checked_run: str | None = None
@@ -232,8 +229,8 @@ def operators(table: pa.Table, here: Side, there: Side) -> tuple[tuple[OfClass, 
     return _by_class(ops), 1 - known_ns / everything_ns if everything_ns else 0.0
 
 
-def _by_class(ops: list[_Operator], *, ran: bool = True) -> tuple[OfClass, ...]:
-    """Sum operators by class, longest first; the recorded time is null for a captured module."""
+def _by_class(ops: list[_Operator]) -> tuple[OfClass, ...]:
+    """Sum operators by class, the longest recorded first."""
     known = [op for op in ops if op.projected_ns is not None]
     known_ns = sum(op.recorded_ns for op in known)
     ratio = sum(op.projected_ns or 0.0 for op in known) / known_ns if known_ns else 1.0
@@ -250,13 +247,13 @@ def _by_class(ops: list[_Operator], *, ran: bool = True) -> tuple[OfClass, ...]:
             OfClass(
                 operator_class=kind,
                 calls_count=sum(op.calls_count for op in of),
-                recorded_ns=round(time_ns) if ran else None,
+                recorded_ns=round(time_ns),
                 projected_ns=round(projected_ns),
                 roofline_ns=round(sum(op.roofline_ns for op in of)),
                 of_roofline_ratio=bound_ns / modelled_ns if reached else None,
             )
         )
-    return tuple(sorted(classes, key=lambda c: -(c.recorded_ns or c.projected_ns * (not ran))))
+    return tuple(sorted(classes, key=lambda c: -c.recorded_ns))
 
 
 def project(
@@ -279,7 +276,7 @@ def project(
     """
     classes, unmodelled = operators(operations, here, there)
     n = windows_count
-    listed_ns = sum(c.recorded_ns or 0 for c in classes)
+    listed_ns = sum(c.recorded_ns for c in classes)
     scale = sum(c.projected_ns for c in classes) / listed_ns if listed_ns else 1.0
     transfer_ns = _carried(causes_ns, here, there)
     busy_ns, idle_ns = _under(causes_ns, "compute"), _under(causes_ns, "idle")
@@ -326,7 +323,7 @@ def _per_window(c: OfClass, windows_count: int) -> OfClass:
     return msgspec.structs.replace(
         c,
         calls_count=c.calls_count // windows_count or c.calls_count,
-        recorded_ns=(c.recorded_ns or 0) // windows_count,
+        recorded_ns=c.recorded_ns // windows_count,
         projected_ns=c.projected_ns // windows_count,
         roofline_ns=c.roofline_ns // windows_count,
     )
@@ -357,7 +354,7 @@ def _check(
     run, operations, causes_ns = checked
     here = Side(there.device, there.reach)
     theirs, _ = operators(operations, here, here)
-    per_class = {c.operator_class: (c.recorded_ns or 0) // checked_windows_count for c in theirs}
+    per_class = {c.operator_class: c.recorded_ns // checked_windows_count for c in theirs}
     classes = tuple(
         msgspec.structs.replace(c, checked_ns=per_class.pop(c.operator_class, None))
         for c in classes
@@ -415,25 +412,24 @@ LAUNCH_S = 4.5e-6
 """Launch latency of one kernel, as in the data-movement paper (arXiv 2411.01137)."""
 
 
-def project_captured(
-    *,
-    module: str,
-    operators: list[dict[str, Any]],
-    element_bytes: int,
-    there: Side,
-) -> Projection:
-    """One training step of a captured module on a device: roofline and launch, by class.
+def captured_ns(
+    operators: list[dict[str, Any]], element_bytes: int, there: Side
+) -> tuple[float, float]:
+    """Return the time of a captured program on a device, and its roofline there: ns, ns.
 
-    `operators` are those of :func:`chopper.collectors.fake_tensors.capture_operators`;
-    `element_bytes` of a parameter is for lists of tensors of unknown types.
+    Each operator takes its bound and a launch; the roofline is of the datasheet's peaks alone.
+
+    Args:
+        operators: those of :func:`chopper.collectors.fake_tensors.rows_of`.
+        element_bytes: of a parameter, for lists of tensors of unknown types.
+        there: the device.
 
     Raises:
-        InputError: no operator has a model.
+        InputError: no operator has FLOP or bytes.
     """
     from chopper.analyzers.work import estimate
 
-    ops = []
-    nameless: Counter[str] = Counter()
+    projected_ns = total_roofline_ns = 0.0
     for op in operators:
         work = estimate(op["op"], op["input_dims"], op["input_types"], op["concrete_inputs"])
         size = flop = dtype = None
@@ -442,25 +438,9 @@ def project_captured(
             if size is None and work.unsized_element_count:
                 size = work.unsized_element_count * element_bytes
         kind, n = operator_class(op["op"], work.family if work else None), op["call_count"]
-        bound_ns = there.calibrated_ns(kind, dtype, flop, size)
-        if bound_ns is None:
-            nameless[op["op"]] += n
-        roofline_ns = there.at_datasheet().bound_ns(dtype, flop, size) or 0.0
-        projected_ns = n * ((bound_ns or 0.0) + LAUNCH_S * 1e9)
-        ops.append(_Operator(kind, n, 0.0, projected_ns, n * roofline_ns))
-    calls = sum(op.calls_count for op in ops)
-    if nameless.total() == calls:
-        raise InputError(f"--module {module}: none of its operators has FLOP or bytes")
-    classes = _by_class(ops, ran=False)
-    recurrent = any("_rnn" in op["op"] for op in operators)
-    return Projection(
-        assumptions=assumed("captured", "captured_project", "reach", *("recurrent",) * recurrent),
-        run=module,
-        target_device=there.device.label,
-        target_reach=there.reach,
-        classes=classes,
-        unmodelled_ratio=nameless.total() / calls,
-        unmodelled_operators=tuple(op for op, _ in nameless.most_common(_MOST_NAMED)),
-        projected_ns=sum(c.projected_ns for c in classes),
-        roofline_ns=sum(c.roofline_ns for c in classes),
-    )
+        bound_ns = there.calibrated_ns(kind, dtype, flop, size) or 0.0
+        projected_ns += n * (bound_ns + LAUNCH_S * 1e9)
+        total_roofline_ns += n * (there.at_datasheet().bound_ns(dtype, flop, size) or 0.0)
+    if not total_roofline_ns:
+        raise InputError("none of the captured operators has FLOP or bytes")
+    return projected_ns, total_roofline_ns

@@ -13,7 +13,6 @@ from chopper.analyzers.estimates.project import (
     Side,
     between_ns,
     project,
-    project_captured,
 )
 from chopper.cli import _options
 from chopper.cli._shared import attributed
@@ -36,20 +35,9 @@ class Options(_options.Options, kw_only=True, frozen=True):
     Examples:
       chopper estimate project h100.json.gz --device mi300x --check mi300x.json.gz
       chopper estimate project runs/mine --device b200
-      chopper estimate project --module model:make --sequence 8192 --device mi300x
     """
 
     run: Annotated[str | None, Option("", argument=True)] = None
-    module: Annotated[
-        str | None,
-        Option(
-            "Your own module instead of a run, captured under fake tensors: needs torch.",
-            metavar="PACKAGE.MODULE:FACTORY",
-        ),
-    ] = None
-    batch_count: Annotated[int, Option("Batch size of the module.")] = 1
-    sequence_count: Annotated[int, Option("Sequence length of the module.")] = 2048
-    precision: Annotated[str, Option("Precision of the module: bf16, fp32, autocast.")] = "bf16"
     device: Annotated[
         str | None,
         Option("Target device, of the table. [default: the recorded one]", metavar="NAME"),
@@ -67,44 +55,14 @@ class Options(_options.Options, kw_only=True, frozen=True):
 
 
 def estimate(options: Options) -> Projection:
-    """Return a run, or a captured module, on another device."""
+    """Return a run on another device."""
     if options.clock_mhz is not None:
         between(options.clock_mhz, 1, 1e4, "--clock in MHz")
-    options.exactly_one("run", "module", missing="nothing to project given")
+    if not options.run:
+        raise UsageError("nothing to project given; give RUN")
     if options.device is None:
         raise UsageError("nothing to project onto; give --device")
-    target = named(options.device)
-    if options.module is not None:
-        return _captured(options.module, options, target)
-    return _recorded(options.run or "", options, target)
-
-
-def _captured(module: str, options: Options, target: DevicePeaks) -> Projection:
-    from chopper.cli.output import progress
-    from chopper.collectors.fake_tensors import capture_operators
-
-    wrong = options.first_given("from_device", "check")
-    if wrong:
-        raise UsageError(f"{wrong} contradicts --module, which never ran; give a RUN")
-    with progress("capturing the module"):
-        captured = capture_operators(
-            module,
-            batch=options.batch_count,
-            sequence=options.sequence_count,
-            precision=options.precision,
-        )
-    return project_captured(
-        module=module,
-        operators=captured["operators"],
-        element_bytes=captured["element_bytes"],
-        there=Side(target, reach_of(target), options.clock_mhz and options.clock_mhz * 1e6),
-    )
-
-
-def _recorded(run: str, options: Options, target: DevicePeaks) -> Projection:
-    wrong = options.first_given("batch_count", "sequence_count", "precision")
-    if wrong:
-        raise UsageError(f"{wrong} needs --module; a run has its own")
+    run, target = options.run, named(options.device)
     attribution = attributed([run])
     _check_device_events(attribution, run)
     recorded = recorded_on(attribution, run, options.from_device)
@@ -162,7 +120,7 @@ def _check_device_events(attribution: Attribution, source: str) -> None:
         where = "" if len(without) == len(ranks) else f" of rank {without[0]}"
         raise UsageError(
             f"{source}: found operators{where} timed on the CPU only, expected device events; "
-            "record on a device, or project the module captured (--module)"
+            "record on a device"
         )
 
 
@@ -192,13 +150,18 @@ _NEGLIGIBLE_RATIO = 0.02
 
 def page(result: Projection) -> Page:
     """Return the page: time by class on both devices, and the error against a run there."""
+    longest = max(result.classes, key=lambda c: c.projected_ns)
     return estimate_page(
         result,
         title="Projection",
         headline=_headline(result),
-        limit=_limit(result),
-        assumes=_assumes(result),
-        remedy=_remedy(result),
+        limit=f"{longest.operator_class}, {fmt.duration(longest.projected_ns)} "
+        f"({fmt.duration(longest.recorded_ns)} now)",
+        assumes="same operators and idle time"
+        + ("; range: errors of ten projections" if result.error_ratio is None else ""),
+        remedy="--check RUN, the same work recorded there, for the error"
+        if result.error_ratio is None
+        else "--details, for the error of each class of operators",
         facts=_facts(result),
         figures=(_classes_figure(result),),
         sections=(_classes(result),),
@@ -206,11 +169,6 @@ def page(result: Projection) -> Page:
 
 
 def _headline(result: Projection) -> str:
-    if result.recorded_ns is None:
-        return (
-            f"A training step of {result.run}: {'at least ' if result.unmodelled_ratio else ''}"
-            f"{fmt.duration(result.projected_ns)} on {result.target_device}, not calibrated."
-        )
     if result.error_ratio is not None:
         return (
             f"{fmt.duration(result.projected_ns)} on {result.target_device}; recorded there "
@@ -222,36 +180,14 @@ def _headline(result: Projection) -> str:
     )
 
 
-def _limit(result: Projection) -> str:
-    longest = max(result.classes, key=lambda c: c.projected_ns)
-    recorded = "" if longest.recorded_ns is None else f" ({fmt.duration(longest.recorded_ns)} now)"
-    return f"{longest.operator_class}, {fmt.duration(longest.projected_ns)}{recorded}"
-
-
-def _assumes(result: Projection) -> str:
-    if result.recorded_ns is None:
-        return "each operator at the rate that well-shaped work reaches; nothing is calibrated"
-    between = "; range: errors of ten projections" if result.error_ratio is None else ""
-    return f"same operators and idle time{between}"
-
-
-def _remedy(result: Projection) -> str:
-    if result.recorded_ns is None:
-        return "a recorded run instead of --module, which calibrates the estimate"
-    if result.error_ratio is not None:
-        return "--details, for the error of each class of operators"
-    return "--check RUN, the same work recorded there, for the error"
-
-
 def _facts(result: Projection) -> Iterator[str]:
     reached = {"recorded on": result.recorded_reach, "target": result.target_reach}
     devices = {"recorded on": result.recorded_device, "target": result.target_device}
     for what, reach in reached.items():
-        if reach and result.target_reach:
-            yield (
-                f"{what} {devices[what]}: products reach {fmt.ratio(reach.products)}, memory "
-                f"{fmt.ratio(reach.memory)} of the peak ({reach.source})"
-            )
+        yield (
+            f"{what} {devices[what]}: products reach {fmt.ratio(reach.products)}, memory "
+            f"{fmt.ratio(reach.memory)} of the peak ({reach.source})"
+        )
     if result.unmodelled_ratio:
         yield _unmodelled(result)
     if result.checked_ns is not None:
@@ -266,14 +202,10 @@ def _facts(result: Projection) -> Iterator[str]:
 
 def _unmodelled(result: Projection) -> str:
     """Return the sentence about operators without a model."""
-    captured = result.recorded_ns is None
-    of = "calls" if captured else "time"
     matters = result.unmodelled_ratio >= _NEGLIGIBLE_RATIO
-    text = f"{fmt.ratio(result.unmodelled_ratio)} of operators' {of} has no model"
-    if result.unmodelled_operators and (captured or matters):
+    text = f"{fmt.ratio(result.unmodelled_ratio)} of operators' time has no model"
+    if result.unmodelled_operators and matters:
         text += f" ({', '.join(result.unmodelled_operators)})"
-    if captured:
-        text += ": only the launches of these are in the step"
     if result.projected_between_ns and matters:
         low, high = map(fmt.duration, result.projected_between_ns)
         text += (
@@ -335,6 +267,6 @@ def _classes_figure(result: Projection) -> Figure:
         if whole_ns is not None:
             times = {c.operator_class: (getattr(c, of) or 0) / 1e6 for c in result.classes}
             rest = max(0.0, whole_ns / 1e6 - sum(times.values()))
-            bars[name] = times | ({"not computing": rest} if result.recorded_ns else {})
+            bars[name] = times | {"not computing": rest}
     figure = stacked_figure(bars, x="ms per step or trace")
     return Figure(name="project", title="By class", figure=figure)

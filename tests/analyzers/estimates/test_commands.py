@@ -123,7 +123,6 @@ def test_files_in_every_format(name: str, tmp_path: Path) -> None:
         ("memory gpt2 --bucket 0 --strategy zero2", "more than zero"),
         ("memory --module m:f --bucket 5M", "contradicts --module"),
         ("memory --module :make", "package.module:factory"),
-        ("project --module m: --device b200", "package.module:factory"),
         ("memory --config /nowhere/config.json", "cannot be read"),
         ("memory --config /dev/full", "/dev/full: is not a regular file"),
         ("cost --tokens-per-s 1 --prices /dev/full", "/dev/full: is not a regular file"),

@@ -445,6 +445,13 @@ def make():
 
 def broken():
     raise ValueError("not today")
+
+class Asking(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * x.sum().item()
+
+def asking():
+    return Asking(8, 8), torch.ones(4, 8)
 """
 
 
@@ -467,6 +474,7 @@ def test_a_captured_module_agrees_with_the_catalogue(
     assert found["peak_bytes"] == pytest.approx(expected, rel=0.05)
     for name, message in (
         ("mine:broken", "ValueError: not today"),
+        ("mine:asking", r"mine.py:\d+: reads the value of a tensor \(.item\(\)"),
         ("nowhere:make", "module nowhere not found"),
         ("mine", "package.module:factory"),
     ):

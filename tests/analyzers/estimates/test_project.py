@@ -10,16 +10,14 @@ from click.testing import CliRunner
 
 from chopper.analyzers.estimates.project import (
     Side,
+    captured_ns,
     operator_class,
     operators,
     project,
-    project_captured,
 )
 from chopper.cli import cli
-from chopper.cli.estimates.project import page
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.hardware.devices import Reach, named, reach_of
-from chopper.reports import to_text
 from chopper.wording import percent
 from tests.kineto_writer import TODAY, Trace
 
@@ -223,27 +221,22 @@ def test_a_run_on_the_cpu_is_not_taken_for_a_devices(
         run(str(file), "--device", "h100-sxm", *options)
     said = str(caught.value)
     assert "\n" not in said
-    for part in (str(file), "timed on the CPU only", "expected device events", "--module"):
+    for part in (str(file), "timed on the CPU only", "expected device events"):
         assert part in said
 
 
-def test_what_has_no_model_is_named() -> None:
-    operator: dict[str, Any] = {
-        "input_dims": "[[8, 8], [8, 8]]",
-        "input_types": '["float", "float"]',
-    }
-    operator |= {"concrete_inputs": '["", ""]', "call_count": 2}
-    found = project_captured(
-        module="m",
-        operators=[{"op": "aten::mm"} | operator, {"op": "mine::secret"} | operator],
-        element_bytes=4,
-        there=Side(H100, WHOLE),
-    )
-    assert found.unmodelled_operators == ("mine::secret",)
-    assert found.unmodelled_ratio == 0.5
-    said = to_text.render(page(found))
-    assert "at least" in said
-    assert "mine::secret" in said
+def test_a_captured_program_takes_its_bounds_and_launches() -> None:
+    operator: dict[str, Any] = {"input_types": '["float", "float"]', "concrete_inputs": '["", ""]'}
+    operator |= {"input_dims": "[[4096, 4096], [4096, 4096]]", "call_count": 2}
+    side = Side(H100, WHOLE)
+    bound_ns, roofline_ns = captured_ns([{"op": "aten::mm"} | operator], 4, side)
+    assert bound_ns == pytest.approx(roofline_ns + 2 * 4500)
+    more, same = captured_ns([{"op": n} | operator for n in ("aten::mm", "mine::secret")], 4, side)
+    # Of what has no model, only the launches are known.
+    assert more - bound_ns == pytest.approx(2 * 4500)
+    assert same == roofline_ns
+    with pytest.raises(InputError, match="none of the captured operators"):
+        captured_ns([{"op": "mine::secret"} | operator], 4, side)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +248,6 @@ def test_what_has_no_model_is_named() -> None:
         (("--device", "h100-sxm", "--from-device", "CPU"), "device 'CPU': found a CPU"),
         (("--device", "h100-smx"), "did you mean h100-sxm"),
         (("--check", "x"), "nothing to project onto"),
-        (("--module", "m:f"), "RUN and --module contradict"),
-        (("--batch", "2", "--device", "h100-sxm"), "--batch needs --module"),
     ],
 )
 def test_bad_input_is_one_line(options: tuple[str, ...], message: str) -> None:
@@ -266,115 +257,6 @@ def test_bad_input_is_one_line(options: tuple[str, ...], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-MODULE = """
-from chopper.models.architectures import Architecture
-from chopper.workloads.llama import Llama
-
-def make():
-    return Llama(Architecture(
-        name="tiny", width=512, layers_count=2, heads_count=8, kv_heads_count=8, head_width=64,
-        ffn_width=1024, vocabulary_count=64))
-"""
-
-
-@pytest.mark.slow
-def test_a_captured_module_has_the_flop_of_its_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("torch")
-    from chopper.analyzers.work import estimate
-    from chopper.collectors.fake_tensors import capture_operators
-
-    (tmp_path / "mine.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    found = capture_operators("mine:make", batch=2, sequence=256)
-    products = 0
-    for op in found["operators"]:
-        work = estimate(op["op"], op["input_dims"], op["input_types"], op["concrete_inputs"])
-        if work is not None and work.family == "gemm" and work.flop_count:
-            products += op["call_count"] * work.flop_count
-    # Of the weights of products: 2 FLOP per token forward, 4 backward.
-    weights = 2 * (4 * 512 * 512 + 3 * 512 * 1024) + 64 * 512
-    assert products == 6 * weights * 2 * 256
-    fast, slow = (
-        project_captured(
-            module="mine:make",
-            operators=found["operators"],
-            element_bytes=found["element_bytes"],
-            there=Side(device, WHOLE),
-        )
-        for device in (H100, named("l4"))
-    )
-    assert fast.recorded_ns is None
-    assert fast.roofline_ns < slow.roofline_ns
-    assert sum(c.projected_ns for c in fast.classes) == fast.projected_ns
-    launches = sum(c.calls_count for c in fast.classes)
-    assert fast.projected_ns == pytest.approx(fast.roofline_ns + launches * 4500, rel=0.02)
-
-
-RECURRENT = """
-import torch
-
-class Bags(torch.nn.Module):
-    def __init__(self, asks):
-        super().__init__()
-        self.asks = asks
-        self.bags = torch.nn.EmbeddingBag(1000, 32, mode="sum")
-        self.layers = torch.nn.LSTM(32, 64, 2)
-
-    def forward(self, ids):
-        rows = self.bags(ids)
-        if self.asks and rows.sum().item() > 0:
-            rows = rows * 2
-        return self.layers(rows[None])[0]
-
-def make():
-    return Bags(False)
-
-def asking():
-    return Bags(True)
-"""
-
-
-@pytest.mark.slow
-def test_bags_and_recurrent_layers_are_captured_and_values_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("torch")
-    from chopper.collectors.fake_tensors import capture_operators
-
-    (tmp_path / "mine.py").write_text(RECURRENT)
-    monkeypatch.chdir(tmp_path)
-    found = capture_operators("mine:make", batch=4, sequence=8, precision="fp32")
-    step = project_captured(
-        module="mine:make",
-        operators=found["operators"],
-        element_bytes=found["element_bytes"],
-        there=Side(H100, WHOLE),
-    )
-    assert not any("rnn" in op or "bag" in op for op in step.unmodelled_operators)
-    assert ("recurrent" in " ".join(step.assumptions)) == any(
-        "_rnn" in op["op"] for op in found["operators"]
-    )
-    with pytest.raises(ChopperError) as caught:
-        capture_operators("mine:asking", batch=4, sequence=8)
-    line = 1 + RECURRENT.splitlines().index("        if self.asks and rows.sum().item() > 0:")
-    said = str(caught.value)
-    assert f"mine.py:{line}: reads the value of a tensor (.item()" in said
-    assert "\n" not in said
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "nothing to project given"),
-        (("--module", "m:f"), "nothing to project onto"),
-        (("--module", "m:f", "--check", "x", "--device", "b200"), "--check contradicts --module"),
-        (("--module", "m", "--device", "h100-sxm"), "package.module:factory"),
-        (("--module", "m:f", "--device", "h100-sxm", "--precision", "int8"), "expected bf16"),
-    ],
-)
-def test_bad_input_without_a_run_is_one_line(options: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ChopperError) as caught:
-        run(*options)
-    assert message in str(caught.value)
+def test_no_run_is_one_line() -> None:
+    with pytest.raises(UsageError, match="nothing to project given; give RUN"):
+        run("--device", "b200")
