@@ -6,11 +6,12 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.causes.idle import Waiting, waiting_calls
@@ -42,8 +43,7 @@ _WARM = 3
 """Number of the first step that surely allocates and compiles nothing for the first time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Action:
+class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something to try, and what a replay says that it gives back.
 
     Attributes:
@@ -73,8 +73,7 @@ class Action:
     of: Literal["step", "loop"] = "step"
 
 
-@dataclass(frozen=True)
-class Actions:
+class Actions(msgspec.Struct, frozen=True):
     """Actions that are worth trying, the most recoverable time first.
 
     Attributes:
@@ -87,7 +86,7 @@ class Actions:
 
     ranked: list[Action]
     failed: dict[str, str]
-    dropped: list[tuple[Action, str]] = field(default_factory=list)
+    dropped: list[tuple[Action, str]] = []
     pace: float = 1.0
 
 

@@ -122,9 +122,7 @@ def views(run: Attribution, names: Iterable[str], **shared: Any) -> dict[str, pa
             if declared.sql:
                 if "database" not in values:
                     values["database"] = held.enter_context(_Database(run.detail, values))
-                tables[name] = typed(
-                    values["database"].query(declared.sql), declared, f"{name}.sql"
-                )
+                tables[name] = values["database"].view(declared)
             else:
                 seen = {"run": run} if declared.of_all_ranks else values
                 is_shared = name in _SHARED  # "links" of events, not the view of that name
@@ -171,6 +169,12 @@ class _Database:
         from chopper.analyzers.relations import relation
 
         return relation(self._run, name)
+
+    def view(self, view: View) -> pa.Table:
+        """Return the table of a view; the query is not run if it can have no rows."""
+        if view.source and not self.table(view.source).num_rows:
+            return view.empty()
+        return typed(self.query(view.sql), view, f"{view.name}.sql")
 
     def query(self, sql: str) -> pa.Table:
         """Return what a view's query returns."""

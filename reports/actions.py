@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import string
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from chopper import wording as fmt
 from chopper.analyzers.actions import Action, Actions
@@ -40,8 +42,7 @@ class _Sentence(string.Formatter):
         return fmt.count(value) if isinstance(value, int | float) else str(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Told:
+class Told(msgspec.Struct, frozen=True, kw_only=True):
     """An action in words.
 
     Attributes:

@@ -6,9 +6,9 @@ It draws the view ``clocks`` and the samples themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
@@ -52,8 +52,7 @@ class Readings(NamedTuple):
     temperature_c: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class _Clocks:
+class _Clocks(msgspec.Struct, frozen=True):
     """Clocks of a run, as far as they are known.
 
     Attributes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 from xml.etree import ElementTree as ET
 
+import msgspec
 from msgspec.structs import replace
 
 from chopper import wording as fmt
@@ -534,8 +534,7 @@ def _noisy_causes(judgement: Judgement) -> list[Block]:
     return [Table(columns=columns, rows=rows, title="Causes beyond their own noise")]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """One test case of a JUnit file."""
 
     name: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from chopper import wording as fmt
@@ -510,8 +511,7 @@ _TOP = 40
 """Rows with labels in text and Markdown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     """One number of both experiments."""
 
     a: Row

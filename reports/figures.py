@@ -12,9 +12,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -152,8 +152,7 @@ def mark(
     shown.setdefault("annotations", []).append(note(words, **position, **side, **refs))
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True):
     """One bar of a waterfall."""
 
     label: str
@@ -584,8 +583,7 @@ _IDLE = "idle"
 _OVERLAPPED = "hidden: another stream has the time"
 
 
-@dataclass(frozen=True)
-class _Bars:
+class _Bars(msgspec.Struct, frozen=True):
     """Intervals of one step: lane and cause of each, with the text shown on hovering."""
 
     lane: list[str]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
@@ -53,8 +54,7 @@ HELD_CAUSES = [f"compute.clock.{CLOCK_LABELS[column]}" for column in _HELD]
 """Causes that held a clock, the first of several at once; the host is none of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """A step of a rank, in its clock."""
 
     rank: int
@@ -614,8 +614,7 @@ _POINTS_PER_SERIES = 6_000
 _PATH_BUDGET = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True):
     """Windows, packed columns and names from which the page draws timelines.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.samples import per_device
@@ -18,8 +18,7 @@ from chopper.analyzers.views.host import depths as depths_of
 from chopper.storage.run import Run
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(msgspec.Struct, frozen=True):
     """One quantity over time.
 
     Attributes:

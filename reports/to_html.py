@@ -18,11 +18,11 @@ import sys
 import threading
 import zlib
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from chopper import wording as fmt
@@ -244,8 +244,7 @@ def deflate_text(text: bytes) -> str:
     return base64.b64encode(zlib.compress(text, _LEVEL)).decode("ascii")
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(msgspec.Struct, frozen=True):
     """A script as the page holds it."""
 
     deflated: str

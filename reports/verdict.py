@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution, CauseRow
@@ -61,8 +62,7 @@ class _Class(msgspec.Struct, frozen=True):
     phases: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Largest:
+class Largest(msgspec.Struct, frozen=True, kw_only=True):
     """One of the largest causes.
 
     Attributes:
@@ -85,8 +85,7 @@ class Largest:
     evidence: tuple[Evidence, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds a run.
 
     Attributes:
@@ -183,8 +182,7 @@ def verdict(story: Story, replay: Replay | str) -> Verdict:
     )
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """The shares of the classes in a step, and what a sentence about them needs."""
 
     story: Story

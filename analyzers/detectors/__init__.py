@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -92,8 +91,7 @@ def function_of(name: str) -> Callable[..., Iterator[Sighting]]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """A pattern seen in a run, and what would be different without it.
 
     Attributes:
@@ -113,14 +111,14 @@ class Sighting:
 
     detector: str
     events: Mapping[int, np.ndarray]
-    calls: Mapping[int, np.ndarray] = field(default_factory=dict)
+    calls: Mapping[int, np.ndarray] = {}
     phase: str | None = None
     line: str | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    gone: Mapping[int, np.ndarray] = field(default_factory=dict)
-    run_ns: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    host_gone: Mapping[int, np.ndarray] = field(default_factory=dict)
-    calm: Mapping[int, np.ndarray] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = {}
+    gone: Mapping[int, np.ndarray] = {}
+    run_ns: Mapping[int, tuple[np.ndarray, np.ndarray]] = {}
+    host_gone: Mapping[int, np.ndarray] = {}
+    calm: Mapping[int, np.ndarray] = {}
     changes: Changes | None = None
     saved_ns: int | None = None
     of: Literal["step", "loop"] = "step"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from chopper.analyzers.attribution import Attribution
@@ -292,8 +292,7 @@ _FEWEST_ALIKE = 3
 _DRIVER = re.compile(r"cuda|cu[A-Z]|hip|hsa_|ze[A-Z]")
 
 
-@dataclass(frozen=True)
-class Initialization:
+class Initialization(msgspec.Struct, frozen=True):
     """Calls that initialize, of all ranks.
 
     Attributes:

@@ -28,7 +28,7 @@ SECTIONS = ("Operators", "Steps and host", "Memory", "Communication", "Critical 
 """Parts of a report's detailed tables, in their order."""
 _COLUMN = re.compile(r"  (\w+)((?:, *\w+)*): (\S.*)")
 _FORM = "'--   NAME[, TYPE][, null]: what it means'"
-_KEYS = ("title", "section", "needs", "of", "version")
+_KEYS = ("title", "section", "needs", "from", "of", "version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class View(Table):
         title: heading in reports.
         section: one of :data:`SECTIONS`.
         needs: why it has no rows where it has none.
+        source: table without whose rows it has none; empty where there is no single one.
         of_all_ranks: it reads totals only, which a large run has of all ranks; other views are of
             the ranks that are looked at closely.
         sql: the query that returns it; empty for a view that is a function.
@@ -49,6 +50,7 @@ class View(Table):
     title: str
     section: str
     needs: str = ""
+    source: str = ""
     of_all_ranks: bool = False
     sql: str = ""
 
@@ -70,7 +72,8 @@ def parse(text: str, name: str, path: str) -> View:
 
     Everything may be left out; a view without columns has those that its query returns. A column's
     type follows from the unit in its name, as in :func:`chopper.tables.column`, unless it is named.
-    ``of: all ranks`` and ``version: 2`` may stand beside the title.
+    ``from: TABLE`` (where that has no rows, neither has the view), ``of: all ranks`` and ``version:
+    2`` may stand beside the title.
 
     Raises:
         UsageError: a line has another form.
@@ -113,6 +116,7 @@ def _declared(lines: Sequence[str], name: str, path: str, sql: str = "") -> View
         title=said.get("title", name),
         section=section,
         needs=said.get("needs", ""),
+        source=said.get("from", ""),
         of_all_ranks=said.get("of") == "all ranks",
         sql=sql,
     )

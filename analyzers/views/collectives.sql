@@ -17,6 +17,7 @@
 -- title: Collectives
 -- section: Communication
 -- needs: no collective was seen on all ranks of its group (pass the traces of all ranks)
+-- from: communication
 -- columns:
 --   collective: Normalized name of the collective, as allreduce.
 --   ranks, null: Global ranks that took part; null where not recorded.

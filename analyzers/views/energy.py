@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -97,8 +97,7 @@ def energy(run: Attribution, events: Events) -> Rows:
     return rows
 
 
-@dataclass(frozen=True)
-class _Unit:
+class _Unit(msgspec.Struct, frozen=True):
     """A counter of energy: of a device (a socket), or of a domain of a host's processors.
 
     Attributes:

@@ -5,6 +5,7 @@
 -- title: Exposed and hidden communication
 -- section: Communication
 -- needs: no communication was recorded
+-- from: communication
 -- columns:
 --   collective: Normalized name of the collective, as allreduce.
 --   ranks, null: Global ranks that take part; null where not recorded.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,8 +40,7 @@ _SHARES = {
 }
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """A quantity that holds from each sample back to the one before, integrated over time."""
 
     integral: Counter
@@ -337,8 +336,7 @@ FULL_COUNT = 1024
 """Entries at which CUDA's launch queue is full."""
 
 
-@dataclass(frozen=True)
-class Depth:
+class Depth(msgspec.Struct, frozen=True):
     """Depth of one stream's queue: constant from each time to the next, 0 before the first.
 
     ``phase`` is the code of that of the latest launch so far.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -67,8 +67,7 @@ _ROWS = 5000
 """Rows about single steps at most."""
 
 
-@dataclass(frozen=True)
-class _Link:
+class _Link(msgspec.Struct, frozen=True):
     """One link's totals at its readings.
 
     Attributes:

@@ -5,6 +5,7 @@
 -- title: Memory segments
 -- section: Memory
 -- needs: no snapshot of the allocator (record with memory=True, or import one with the trace)
+-- from: allocator_segment
 -- columns:
 --   rank, int32: Global rank that the row is about.
 --   device: Device of the memory: `device N`.

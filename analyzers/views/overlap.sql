@@ -6,6 +6,7 @@
 -- title: Overlap with communication
 -- section: Communication
 -- needs: no communication, or no compute, was recorded
+-- from: communication
 -- columns:
 --   op, null: Operator that launched the kernels; null where none was recorded.
 --   input_dims, null: Shapes of the operator's inputs, JSON as recorded.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -398,8 +398,7 @@ def _placed(
     return start, end, amount
 
 
-@dataclass(frozen=True, slots=True)
-class Worst:
+class Worst(msgspec.Struct, frozen=True):
     """The rank that the others waited for most.
 
     It came last at ``late_ratio`` of the collectives with waiting and caused ``share_ratio`` of it,
@@ -437,8 +436,7 @@ Kind = Literal[
 _UNEVEN_RATIO = 1.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uneven:
+class Uneven(msgspec.Struct, frozen=True, kw_only=True):
     """Why ranks wait for each other in their steps.
 
     Attributes:

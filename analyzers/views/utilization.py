@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from chopper import wording as fmt
@@ -23,8 +23,7 @@ _SAID_RATIO = 0.001
 _NEEDS = ("model_needs_ns", "hardware_needs_ns")
 
 
-@dataclass(frozen=True)
-class _Math:
+class _Math(msgspec.Struct, frozen=True):
     """FLOP of one rank's products.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -22,8 +22,7 @@ from chopper.hardware.ceilings import Ceiling
 from chopper.tables import Table
 
 
-@dataclass(frozen=True)
-class _Works:
+class _Works(msgspec.Struct, frozen=True):
     """The distinct works of one rank: an event of each (row, DEVICE_EVENT), and its instances."""
 
     run: Attribution
