@@ -71,6 +71,8 @@ class Replay:
         # Steps depend on those before them: all kinds are replayed, and one is counted.
         self.base: Base = _base_of(run)
         self.unmodified: Outcome = self.base.outcome
+        self.lanes: list[tuple[CriticalPath, dict[int, Lane]]] = []
+        """Lanes of paths, as :func:`lanes_of` returned them."""
         self._paths: dict[tuple[int, ...], CriticalPath] = {}
         """Critical paths of the run as it was, by the ranks at whose end they end."""
         self.facts: list[CauseTimes] = _facts_of(run.all_steps, self.base)
@@ -506,10 +508,14 @@ def recoverable(run: Attribution, replay: Replay | str) -> dict[str, Recoverable
 def lanes_of(replay: Replay) -> dict[int, Lane]:
     """Return, by rank, the part of the critical path that lies on it."""
     path = replay.critical_path()
-    return {
-        fact.node.rank: lane_of(path, rank_index, replay.facts)
-        for rank_index, fact in enumerate(replay.facts)
-    }
+    known = next((lanes for of, lanes in replay.lanes if of is path), None)
+    if known is None:
+        known = {
+            fact.node.rank: lane_of(path, rank_index, replay.facts)
+            for rank_index, fact in enumerate(replay.facts)
+        }
+        replay.lanes.append((path, known))
+    return known
 
 
 # The host's pace without tracing: the part of its traced time that the same work takes. Recording
