@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from chopper import pipeline, reports
+from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.causes import CAUSES
 from chopper.claims import CLAIMS, withheld
@@ -104,21 +104,6 @@ def attributed(trace: Trace, tmp_path: Path) -> Attribution:
     return found
 
 
-def test_an_ideal_that_is_not_known_is_null(tmp_path):
-    trace = small_trace()
-    trace.device_name = "Never Heard Of 9000"
-    found = attributed(trace, tmp_path)
-    said = reports.document(found)
-    assert said["ideal_ns"] is None
-    assert [r["ideal_ns"] for r in said["ranks"]] == [None]
-    assert sum(c["time_ns"] for c in said["causes"] if c["parent"] is None) == said["observed_ns"]
-    (ideal,) = [h for h in said["withheld"] if h["claim"] == "compute.ideal"]
-    assert ideal["codes"] == ["device.no_peak"]
-    assert "Never Heard Of 9000" in ideal["reason"]
-    for kind in ("txt", "md", "html"):
-        assert "Withheld (see findings): " in render(found, kind)
-
-
 def test_gaps_without_launches_have_flagged_causes(tmp_path):
     trace = Trace()
     for step in range(2):
@@ -192,14 +177,3 @@ def test_a_rank_that_waited_for_a_core_is_named(tmp_path, delay_ns, said):
     found = [f.message for f in pipeline.attribute(run).findings if f.code == "host.cores_taken"]
     assert bool(found) == said
     assert not said or "a core 56.2 % of the time" in found[0]
-
-
-@pytest.mark.parametrize("ranks", [[0], [0, 1]])
-def test_waiting_is_withheld_where_ranks_are_missing(tmp_path, ranks):
-    for rank in ranks:
-        trace = small_trace(rank=rank, world=4, pid=100 + rank)
-        (tmp_path / f"rank{rank}.json").write_bytes(trace.encode())
-    found = pipeline.attribute(tmp_path)
-    (missing,) = [f for f in found.findings if f.code == "run.ranks_missing"]
-    # There is no collective in it: nothing is claimed of waiting, so nothing is withheld.
-    assert missing.withholds == ()

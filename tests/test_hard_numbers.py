@@ -331,14 +331,6 @@ def test_a_single_step_has_no_interval(tmp_path):
     )
 
 
-def test_no_steps_are_one_window(tmp_path):
-    trace = Trace()
-    trace.launch("k", 0, 5 * US, kernel_at=10 * US, kernel_for=MS)
-    found = attributed(tmp_path / "t", trace)
-    assert found.observed_ns == 10 * US + MS  # from the launch on
-    assert "the trace has no steps" in reasons(found)["confidence"]
-
-
 # ---------------------------------------------------------------- launches
 
 
@@ -354,24 +346,6 @@ def test_kernels_without_a_launch(tmp_path):
     # The gaps before them have no cause, and say so.
     assert time_of(found, "idle.unlaunched") == 4 * 380 * US
     assert "4 of 8 device events (50.0 %) have no launch" in reasons(found)["idle.causes"]
-
-
-def test_launches_whose_kernels_were_lost(tmp_path):
-    trace = Trace()
-    for s in range(8):
-        at = s * MS
-        trace.step(s, at, MS)
-        trace.launch("a", at + 10 * US, 5 * US, kernel_at=at + 20 * US, kernel_for=100 * US)
-        # In every fourth step: a kernel of 300 us that is not in the trace. The host waits for it.
-        if s % 4 == 1:
-            trace.call("cudaLaunchKernel", at + 30 * US, 5 * US)
-        trace.launch("b", at + 40 * US, 5 * US, kernel_at=at + 420 * US, kernel_for=100 * US)
-    # What is launched last may run when nothing is recorded any more.
-    trace.call("cudaLaunchKernel", 8 * MS - 100 * US, 5 * US)
-    found = attributed(tmp_path / "t", trace)
-    lost = finding(found, "launch.without_kernel")
-    assert (lost.count, lost.severity, lost.withholds) == (2, "warning", ())
-    assert "2 of 18 kernel launches (11.1 %) have no kernel in the trace" in lost.message
 
 
 def test_launches_into_a_graph_that_is_captured_have_no_kernels(tmp_path):
@@ -408,24 +382,6 @@ def test_a_graph_replay_is_one_launch_of_many_kernels(tmp_path):
         inside = sum(causes.get(c, 0) for c in ("idle.dependency", "idle.launch_latency"))
         assert inside >= within
     assert sum(c.get("idle.unlaunched", 0) for c in by_step.values()) == 0
-
-
-def test_host_spans_that_overlap_in_part(tmp_path):
-    trace = Trace()
-    for s in range(2):
-        at = s * MS
-        trace.step(s, at, MS)
-        trace.op("aten::add", at + 10 * US, 300 * US)
-        # Begins within the first and ends after it: no tree can hold both.
-        second = trace.op("aten::mul", at + 200 * US, 300 * US)
-        trace.launch(
-            "k", at + 400 * US, 5 * US, kernel_at=at + 420 * US, kernel_for=100 * US, op=second
-        )
-    found = attributed(tmp_path / "t", trace)
-    by_op = {group.key: group.causes for group in found.by("op")}
-    # The kernel is of the operator that launched it.
-    assert sum(t for c, t in by_op["aten::mul"].items() if c.startswith("compute.")) == 200 * US
-    assert time_of(found, "idle") == found.observed_ns - 200 * US
 
 
 # ---------------------------------------------------------------- counters

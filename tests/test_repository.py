@@ -60,16 +60,6 @@ def test_version_is_written_in_one_place() -> None:
     assert holders == ["chopper/version.py"]
 
 
-def test_changelog_has_this_version_or_says_unreleased() -> None:
-    headings = re.findall(r"^## \[?([^\]\s]+)", read("CHANGELOG.md"), flags=re.MULTILINE)
-    assert {chopper.__version__, "Unreleased"} & set(headings)
-
-
-def test_two_commands_of_the_readme_are_make_targets() -> None:
-    named = set(re.findall(r"^make ([a-z]+)", read("README.md"), flags=re.MULTILINE))
-    assert {"demo", "test"} <= named <= make_targets().keys()
-
-
 def test_make_targets_named_in_documents_exist() -> None:
     targets = make_targets()
     for path in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
@@ -150,17 +140,3 @@ def test_no_path_of_a_workplace_is_committed() -> None:
         held = WORKPLACE_PATHS.findall(path.read_bytes())
         found += [f"{path.relative_to(ROOT)}: {text.decode()}" for text in held]
     assert found == []
-
-
-def test_licence_is_the_apache_licence() -> None:
-    text = read("LICENSE")
-    assert "Apache License" in text
-    assert "Version 2.0, January 2004" in text
-    assert "END OF TERMS AND CONDITIONS" in text
-    assert tomllib.loads(read("pyproject.toml"))["project"]["license"] == "Apache-2.0"
-
-
-def test_nothing_that_is_built_is_committed() -> None:
-    paths = [path.relative_to(ROOT) for path in tracked_files()]
-    assert not [p for p in paths if p.suffix in (".pyc", ".whl")]
-    assert not [p for p in paths if p.parts[0] in ("build", "dist", "site", ".venv")]

@@ -66,12 +66,6 @@ def test_a_log_beside_a_trace_gives_its_kernels_their_clock(tmp_path: Path) -> N
     assert clock_ns(tmp_path) == joined
 
 
-def test_a_log_of_another_time_gives_nothing(tmp_path: Path) -> None:
-    kernels = trace(tmp_path / "trace.json")
-    clocks = log(tmp_path / "smi.csv", BASE_NS - 7_200 * 10**9)
-    assert clock_ns(kernels, clocks) == {0: 0}
-
-
 def test_each_rank_takes_its_own_device(tmp_path: Path) -> None:
     for rank in range(2):
         trace(tmp_path / f"rank{rank}.json", rank, 2)

@@ -90,16 +90,6 @@ def test_memory_bound_work_at_and_above_its_roofline() -> None:
     assert times == {"compute.vector.roofline": 1200, "compute.vector.excess": 800}
 
 
-def test_without_a_peak_nothing_is_ideal() -> None:
-    times, result = attribute(
-        spans(op(0, 10, "aten::mm", [10, 10], [10, 10]), launch(5, 1)),
-        kernels(kernel(100, 5100, correlation_id=1)),
-        None,
-    )
-    assert times == {"compute.no_peak": 5000}
-    assert "device.no_peak" in [f.code for f in result.findings]
-
-
 @pytest.mark.parametrize(
     ("around", "expected"),
     [

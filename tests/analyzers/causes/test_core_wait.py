@@ -32,16 +32,6 @@ def waits(core_wait: pa.Table | None, *numbers: int) -> list[int]:
     return found
 
 
-def test_a_step_waited_what_the_count_grew_by() -> None:
-    read = readings((None, 100), (0, 130), (1, 130), (2, 500))
-    assert waits(read, 0, 1, 2, 3) == [30, 0, 370, 0]
-    assert waits(None, 0) == [0]
-
-
-def test_steps_that_are_not_neighbours_are_not_known() -> None:
-    assert waits(readings((None, 0), (3, 50), (5, 90)), 3, 5) == [0, 0]
-
-
 def test_a_reading_of_another_thread_begins_anew() -> None:
     read = pa.concat_tables([readings((None, 0), (0, 50)), readings((1, 60), (2, 75), tid=8)])
     assert waits(read, 0, 1, 2) == [50, 0, 15]

@@ -19,7 +19,7 @@ from chopper.analyzers.causes.clock import ClockSeries
 from chopper.analyzers.causes.clock_sensitivity import ROOFLINE_ERROR, estimate
 from chopper.analyzers.causes.compute import apportion, fit
 from chopper.analyzers.causes.contention import contend, shared_time
-from chopper.analyzers.causes.factors import extent, resident_blocks
+from chopper.analyzers.causes.factors import resident_blocks
 from chopper.hardware.ceilings import Ceiling, UnitLimits
 from chopper.hardware.devices import DTYPES
 from chopper.views import view
@@ -142,27 +142,6 @@ def test_sparse_samples_are_refused_not_guessed(hz: float) -> None:
     assert sparse
     assert sparse[0].withholds == ("compute.clock",)
     assert "ms apart" in sparse[0].message
-
-
-def test_samples_of_another_hour_are_named() -> None:
-    script, bounds = stepping(600)
-    shifted = [(a + 3600 * 10**9, b + 3600 * 10**9) for a, b in bounds]
-    times, result = attribute(*products(shifted), script.samples(100))
-    assert not [cause for cause in times if cause.startswith("compute.clock")]
-    assert "telemetry.clock_elsewhere" in codes(result)
-
-
-def test_clocks_of_zero_are_no_clocks() -> None:
-    script, bounds = stepping(600)
-    table = script.samples(100)
-    zero = table.set_column(
-        table.schema.get_field_index("sm_clock_hz"),
-        table.schema.field("sm_clock_hz"),
-        pa.array(np.zeros(table.num_rows, np.int64)),
-    )
-    times, result = attribute(*products(bounds), zero)
-    assert not [cause for cause in times if cause.startswith("compute.clock")]
-    assert "telemetry.clock_missing" in codes(result)
 
 
 def test_a_clock_above_the_reference_claims_nothing_and_excuses_a_fast_kernel() -> None:
@@ -631,21 +610,6 @@ def test_resident_blocks_of_an_h100() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "blocks"),
-    [
-        ("[2, 3, 4]", 24),
-        (None, None),
-        ("", None),
-        ("[0, 1, 1]", None),
-        ("grid", None),
-        ("[]", None),
-    ],
-)
-def test_extents(text: str | None, blocks: int | None) -> None:
-    assert extent(text) == blocks
-
-
 # Counters ---------------------------------------------------------------------------------------
 
 
@@ -698,20 +662,6 @@ def test_idle_tensor_cores_are_not_counted_on_top_of_the_last_wave() -> None:
     assert times["compute.efficiency.tensor_core"] == pytest.approx(
         2 * MS * np.log(1.01) / np.log(2), abs=1
     )
-
-
-def test_counters_of_other_kernels_change_nothing_and_are_named() -> None:
-    host, device = products([(0, 5 * MS)])
-    other = counters(1.25 * FLOP, 50).to_pylist()
-    times, result = attribute(
-        host,
-        device,
-        counters=table("kernel_counter", [{**row, "kernel": "other"} for row in other]),
-    )
-    assert times["compute.efficiency.rest"] == 3 * MS
-    assert "counters.not_matched" in codes(result)
-    assert result.factors is not None
-    assert "match no kernel" in result.factors.unmeasured["instructions and tensor cores"]
 
 
 # All together -----------------------------------------------------------------------------------

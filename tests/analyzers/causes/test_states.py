@@ -40,22 +40,6 @@ def test_priority_and_sharing_by_hand() -> None:
     assert states.gap_end_ns.tolist() == [50]
 
 
-def test_an_event_across_a_border_counts_in_both_windows() -> None:
-    states, _ = sweep([(5, 25, COMPUTE)], 0, 10, 30)
-    assert list(zip(states.window.tolist(), states.share_ns.tolist(), strict=True)) == [
-        (0, 5),
-        (1, 15),
-    ]
-    assert states.gap_start_ns.tolist() == [0, 25]
-    assert states.gap_window.tolist() == [0, 1]
-
-
-def test_a_point_in_time_cuts_a_gap() -> None:
-    states, _ = sweep([(0, 5, COMPUTE), (20, 20, COMPUTE), (30, 40, COMPUTE)], 0, 40)
-    assert states.gap_start_ns.tolist() == [5, 20]
-    assert states.gap_end_ns.tolist() == [20, 30]
-
-
 _events = st.lists(
     st.tuples(st.integers(0, 50), st.integers(0, 25), st.sampled_from(_PRIORITY)).map(
         lambda t: (t[0], t[0] + t[1], t[2])
@@ -96,14 +80,6 @@ def test_states_equal_brute_force_in_every_window(
             assert states.share_ns[mine & of_class].sum() == times[k]
         gaps = states.gap_window == w
         assert (states.gap_end_ns - states.gap_start_ns)[gaps].sum() == idle
-
-
-@given(_events, st.integers(-(10**18), 10**18))
-def test_a_shift_in_time_changes_nothing(events: list[tuple[int, int, int]], shift: int) -> None:
-    states, _ = sweep(events, 0, 80)
-    moved, _ = sweep([(a + shift, b + shift, k) for a, b, k in events], shift, 80 + shift)
-    assert (states.share_ns == moved.share_ns).all()
-    assert (states.gap_start_ns + shift == moved.gap_start_ns).all()
 
 
 @pytest.mark.parametrize(

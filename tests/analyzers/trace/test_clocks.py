@@ -10,7 +10,6 @@ from chopper.analyzers.causes.clock import (
     CLOCK_LABELS,
     KNOWN,
     MAX_GAP_NS,
-    NO_OVERLAP,
     NO_SAMPLES,
     SPARSE,
     EventClocks,
@@ -27,26 +26,6 @@ HIGH, LOW = 1.98e9, 1.2e9
 def join(table: pa.Table, *bounds: tuple[int, int], device: int = 0) -> EventClocks:
     events = DeviceEvents(kernels(*(kernel(a, b, device_id=device) for a, b in bounds)))
     return join_clocks(events, table)
-
-
-def test_between_two_readings_the_clock_is_a_line() -> None:
-    # 1000 MHz at 0, 1080 MHz at 10 ms: at 2…4 ms the mean is that of 3 ms.
-    found = join(samples([0, 10 * MS], [1e9, 1.08e9]), (2 * MS, 4 * MS))
-    assert found.clock_hz[0] == pytest.approx(1.024e9, rel=1e-12)
-    assert found.error_hz[0] == pytest.approx(0.04e9)
-
-
-def test_a_kernel_over_many_readings_has_their_trapezoid() -> None:
-    # 1.00, 1.00, 1.08, 1.08 GHz every 10 ms; over 5…25 ms: 5 ms of 1.00, 10 of 1.04, 5 of 1.08.
-    table = samples([0, 10 * MS, 20 * MS, 30 * MS], [1e9, 1e9, 1.08e9, 1.08e9])
-    found = join(table, (5 * MS, 25 * MS))
-    assert found.clock_hz[0] == pytest.approx(1.04e9, rel=1e-12)
-    assert found.error_hz[0] == pytest.approx(0.04e9 * 10 / 20)
-    # Where readings hardly ever agree with one beside them, two that do agree by chance.
-    clocks = [1e9, 1.02e9] * 3 + [1.02e9, 1e9] * 3
-    table = samples([at * 10 * MS for at in range(12)], clocks)
-    found = join(table, (0, 110 * MS), (50 * MS, 60 * MS))
-    assert found.error_hz[1] == pytest.approx(0.01e9)
 
 
 @settings(max_examples=60)
@@ -81,19 +60,6 @@ def test_absent_clocks_are_no_readings() -> None:
     nothing = join(samples([0, 10 * MS], [None, 0]), (4 * MS, 6 * MS))
     assert nothing.state.tolist() == [NO_SAMPLES]
     assert np.isnan(nothing.clock_hz[0])
-
-
-def test_samples_of_another_time_say_nothing() -> None:
-    table = samples(np.arange(0, 100 * MS, 10 * MS), [1e9] * 10)
-    late = 3600 * 10**9
-    found = join(table, (late, late + MS))
-    assert found.state.tolist() == [NO_OVERLAP]
-    # One gap beyond the last reading is held, more is not.
-    edge = join(table, (95 * MS, 99 * MS), (150 * MS, 160 * MS))
-    assert edge.state.tolist() == [KNOWN, NO_OVERLAP]
-    before = join(samples([10 * MS, 20 * MS], [1e9, 1e9]), (5 * MS, 6 * MS))
-    assert before.clock_hz[0] == pytest.approx(1e9)
-    assert join(samples([10 * MS], [1e9]), (5 * MS, 20 * MS)).state.tolist() == [NO_OVERLAP]
 
 
 def test_two_devices_are_told_apart_and_one_needs_no_number() -> None:

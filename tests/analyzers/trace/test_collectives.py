@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from chopper.analyzers.causes.attribute import attribute_rank
 from chopper.analyzers.trace.match import Matched, match, participation
@@ -283,14 +281,6 @@ def test_inputs_that_are_no_number_tell_none(given: str) -> None:
     assert one.communication.sequence.tolist() == [-1]
 
 
-def test_a_missing_rank_leaves_its_collectives_unseparated() -> None:
-    ranks = [joined(0, nccl(100, 200), world=4), joined(1, nccl(160, 200), world=4)]
-    assert times(ranks) == [
-        {"communication.unseparated": 100},
-        {"communication.unseparated": 40},
-    ]
-
-
 def test_uneven_all_to_alls_match_whatever_their_sizes() -> None:
     # NCCL runs them as sends and receives: only the metadata says what they are.
     name = "ncclDevKernel_SendRecv"
@@ -346,29 +336,6 @@ def instances(ranks: list[JoinedRank], *, one_clock: bool = True) -> list[list[t
         for event in np.flatnonzero(m.instance >= 0):
             found.setdefault(int(m.instance[event]), []).append((rank, int(event)))
     return sorted(sorted(parts) for parts in found.values())
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(st.sets(st.integers(0, 11)), min_size=2, max_size=4),
-    st.booleans(),
-    st.integers(0, 2 * 10**9),
-)
-def test_dropped_events_shift_nothing(kept: list[set[int]], numbered: bool, ahead: int) -> None:
-    # Twelve collectives 1000 apart; each rank's trace holds some of them, its clock is off.
-    world = len(kept)
-    ranks = []
-    for rank, numbers in enumerate(kept):
-        order = sorted(numbers)
-        begin = rank * ahead if numbered else 0
-        entries = [meta(i, n if numbered else None, size=world) for i, n in enumerate(order)]
-        events = [nccl(begin + 1000 * n + 10 * rank, begin + 1000 * n + 500) for n in order]
-        ranks.append(joined(rank, *events, metadata=entries, world=world))
-    wanted = [
-        [(rank, sorted(numbers).index(n)) for rank, numbers in enumerate(kept)]
-        for n in sorted(set.intersection(*kept))
-    ]
-    assert instances(ranks, one_clock=not numbered) == sorted(wanted)
 
 
 def test_coalesced_collectives_share_a_number() -> None:
@@ -497,20 +464,6 @@ def test_ranks_that_count_alike_are_not_blamed_for_a_damaged_record() -> None:
 def test_groups_of_unknown_members_that_count_differently_are_not_matched() -> None:
     hidden = {"group_ranks": None, "group_name": "tp"}
     ranks = [counted(0, 0, MIXED, world=8, **hidden), counted(5, 1, MIXED, world=8, **hidden)]
-    assert instances(ranks) == []
-
-
-def test_clocks_seconds_apart_are_found_by_the_ends() -> None:
-    # No numbers: nothing overlaps until the clocks are shifted; all ends agree once they are.
-    second = 10**9
-    begin = [1000, 9000, 20_000, 50_000]
-    ranks = [
-        joined(0, *(nccl(b, b + 500) for b in begin)),
-        joined(1, *(nccl(b + 100 + 5 * second, b + 500 + 5 * second) for b in begin)),
-    ]
-    assert len(instances(ranks, one_clock=False)) == 4
-    assert times(ranks, one_clock=False)[0]["communication.wait"] == 400
-    # On one host no clock can be ahead: these are different collectives.
     assert instances(ranks) == []
 
 

@@ -212,22 +212,6 @@ def test_clocks_of_hosts_are_compared_within_the_known_error(case: str) -> None:
         assert np.abs(ready - truth).max() <= 2 * bound_ns
 
 
-@pytest.mark.parametrize("case", ["numbered", "by time"])
-def test_a_rank_that_misses_a_tenth_shifts_nothing(case: str) -> None:
-    job, communication = told(case, slots=400)
-    whole = sum(len(one.kind) for one in communication.values())
-    communication[5] = without(communication[5], 0.1, 0)
-    matched = match(parts_of(communication).values())
-    assert {len(slots) for slots, _ in collectives(job, communication, matched)} == {1}
-    # Besides what it lost, its partners have nobody to be matched with.
-    lost = whole - sum(len(m.event_row) for m in matched.values())
-    dropped = whole - sum(len(one.kind) for one in communication.values())
-    partners = {member for k in communication[5].kinds for member in k.members}
-    assert lost <= dropped * max(len(k.members) for k in communication[5].kinds)
-    for rank in {*range(RANKS)} - partners:
-        assert len(matched[rank].event_row) == len(communication[rank].event_row)
-
-
 def test_a_rank_cut_early_costs_only_what_came_after() -> None:
     job, communication = told()
     half = communication[9].entered_ns < BASE_NS + job.lead_ns[1] + 60 * SLOT_NS

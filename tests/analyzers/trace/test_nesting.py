@@ -18,18 +18,6 @@ def build(rows: list[tuple[int, int, int]]) -> Nesting:
     return nest(start, end - start, np.ones_like(tid), tid)
 
 
-def test_parents_of_a_hand_built_tree() -> None:
-    # thread 1: a[0,100] holds b[10,40] (holds c[20,30]) and d[50,90]; e[100,120] follows.
-    n = build([(1, 0, 100), (1, 10, 40), (1, 20, 30), (1, 50, 90), (1, 100, 120)])
-    assert n.parent.tolist() == [-1, 0, 1, 0, -1]
-    assert n.depth.tolist() == [0, 1, 2, 1, 0]
-
-
-def test_threads_do_not_nest_in_each_other() -> None:
-    n = build([(1, 0, 100), (2, 10, 40), (1, 50, 60)])
-    assert n.parent.tolist() == [-1, -1, 0]
-
-
 def test_whole_microseconds_may_hide_that_a_child_ends_first() -> None:
     # Cut to whole µs the child [1, 5] seems to outlive its parent [0, 4] by one.
     n = build([(1, 0, 4000), (1, 1000, 5000)])
@@ -41,14 +29,6 @@ def test_spans_that_overlap_in_part_become_siblings() -> None:
     n = build([(1, 0, 50_001), (1, 30_000, 80_000)])
     assert n.parent.tolist() == [-1, -1]
     assert n.end_ns.tolist() == [30_000, 80_000]
-
-
-def test_nearest_and_topmost() -> None:
-    n = build([(1, 0, 100), (1, 10, 40), (1, 20, 30)])
-    marked = np.array([True, True, False])
-    assert n.nearest(marked).tolist() == [0, 1, 1]
-    assert n.topmost(marked).tolist() == [0, 0, 0]
-    assert n.nearest(np.array([False, False, False])).tolist() == [-1, -1, -1]
 
 
 def test_activity_and_cut_of_a_hand_built_tree() -> None:

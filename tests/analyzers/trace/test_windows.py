@@ -3,7 +3,6 @@ from __future__ import annotations
 import pyarrow as pa
 
 from chopper.analyzers.trace.windows import Windows
-from chopper.tables import TABLES
 from tests.analyzers.make import joined, kernel, kernels, span, spans, steps
 
 
@@ -62,15 +61,6 @@ def test_kernels_launched_before_the_trace_began_belong_to_no_step() -> None:
     device = kernels(kernel(1, 30, correlation_id=1), kernel(40, 60, correlation_id=2))
     found = windows_of(host, device, steps((0, 100)))
     assert found.bounds_ns.tolist() == [30, 60]
-
-
-def test_a_trace_without_steps_is_one_window() -> None:
-    # From the first event of the host or the device to the last of either.
-    host = spans(launch(10, 1), span(93, 99, "aten::save"))
-    device = kernels(kernel(20, 60, correlation_id=1), kernel(90, 95, correlation_id=9))
-    found = windows_of(host, device, TABLES["step"].empty())
-    assert found.bounds_ns.tolist() == [10, 99]
-    assert found.numbers.tolist() == [-1]
 
 
 def test_a_graph_launch_owns_all_kernels_that_it_replays() -> None:
