@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,11 +20,14 @@ from benchmarks._ranks import write_ranks
 from chopper import limits, pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.collectors.formats.kineto import _native, chunked, read_trace
+from chopper.engines import Serial
 from chopper.errors import InputError, OutputError, UsageError
-from chopper.ingest import write_run
+from chopper.ingest import filed, write_run
+from chopper.ingest.filed import TraceTables, in_files
 from chopper.reports import render
 from chopper.storage import manifest as m
-from chopper.storage import stretches
+from chopper.storage import parquet, stretches
+from chopper.storage.results import Folder
 from chopper.views import view
 from tests import command
 from tests.attributing import recoverable_of
@@ -89,23 +93,35 @@ def times(run: Attribution) -> dict[str, int]:
     return {n: t for n, t in of.items() if not n.startswith(OF_COMPUTE)} | {OF_COMPUTE: compute}
 
 
-def test_the_tables_of_all_stretches_are_those_of_the_file(ranks: Path, tmp_path: Path) -> None:
-    [whole] = read_trace(ranks / "rank-0.json.gz")
+def plain(table: pa.Table) -> pa.Table:
+    """A table whose texts are no dictionaries, which each file has in its own order."""
+    return table.cast(parquet.plain(table.schema))
+
+
+def cut_in_files(file: Path, folder: Folder) -> tuple[chunked.LargeTrace, TraceTables]:
+    """Cut a trace; return it, and its tables in files."""
     with all_large():
-        chunked.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
-        (tmp_path / "rows" / "block-0").write_bytes(b"of an attempt that was killed")
-        cut = chunked.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
-    assert isinstance(cut, chunked.LargeTrace)
+        cut = chunked.read_or_cut(file, folder.path / "rows")
+        assert isinstance(cut, chunked.LargeTrace)
+        return cut, in_files(filed.cut(cut), folder, Serial())
+
+
+def test_the_tables_of_all_stretches_are_those_of_the_file(ranks: Path, tmp_path: Path) -> None:
+    file = ranks / "rank-0.json.gz"
+    [whole] = read_trace(file)
+    folder = Folder(tmp_path)
+    with all_large():
+        chunked.read_or_cut(file, folder.path / "rows")
+    (folder.path / "rows" / "block-0").write_bytes(b"of an attempt that was killed")
+    cut, together = cut_in_files(file, folder)
     assert len(cut.stretches) > 2
     assert cut.trace.tables["step"].equals(whole.tables["step"])
     assert cut.trace.span_ns == whole.span_ns
-    together = chunked.WholeTrace(
-        cut.stretches[0].path, tmp_path / "rows", len(cut.stretches)
-    ).get()
     for name, table in whole.tables.items():
-        assert together[name].equals(table), name
-        assert cut.rows_count[name] == table.num_rows, name
-    rows = [stretch.get()["device_event"].num_rows for stretch in cut.stretches]
+        if table.num_rows:
+            assert plain(together[name]).equals(plain(table)), name
+            assert together.rows_count[name] == table.num_rows, name
+    rows = [stretch.get()["device_event"].num_rows for stretch in together.stretches]
     assert all(0 < count < whole.tables["device_event"].num_rows for count in rows)
 
 
@@ -280,9 +296,7 @@ def test_damaged_events_are_counted_once(ranks: Path, tmp_path: Path) -> None:
     file = tmp_path / "rank-0.json"
     file.write_text(head + '"traceEvents": [\n' + ",\n".join(lines))
     [whole] = read_trace(file)
-    with all_large():
-        cut = chunked.read_or_cut(file, tmp_path / "rows")
-    assert isinstance(cut, chunked.LargeTrace)
+    cut, together = cut_in_files(file, Folder(tmp_path))
     counted = [{f.code: f.count for f in trace.findings} for trace in (cut.trace, whole)]
     assert counted[0] == counted[1]
     assert {
@@ -293,10 +307,7 @@ def test_damaged_events_are_counted_once(ranks: Path, tmp_path: Path) -> None:
         "event.overrun",
         "event.without_time",
     } <= set(counted[0])
-    together = chunked.WholeTrace(
-        cut.stretches[0].path, tmp_path / "rows", len(cut.stretches)
-    ).get()
-    assert together["device_event"].equals(whole.tables["device_event"])
+    assert plain(together["device_event"]).equals(plain(whole.tables["device_event"]))
 
 
 def test_a_folder_without_room_is_one_line(ranks: Path, tmp_path: Path) -> None:
@@ -305,23 +316,11 @@ def test_a_folder_without_room_is_one_line(ranks: Path, tmp_path: Path) -> None:
         chunked.read_or_cut(ranks / "rank-0.json.gz", tmp_path / "rows")
 
 
-def test_a_whole_that_does_not_fit_is_one_line(
-    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = ranks / "rank-0.json.gz"
-    with all_large():
-        cut = chunked.read_or_cut(file, tmp_path / "rows")
-    assert isinstance(cut, chunked.LargeTrace)
-    monkeypatch.setattr(limits, "usable_memory_bytes", lambda: 1_000_000)
-    with pytest.raises(InputError, match=r"rank-0\.json\.gz: reading .* takes about .* of memory"):
-        chunked.WholeTrace(file, tmp_path / "rows", len(cut.stretches)).get()
-
-
 def test_rows_go_with_the_run(ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with all_large():
         run = pipeline.read(ranks / "rank-0.json.gz")
-    assert [*tmp_path.glob(".chopper-spill-*/rows/stretch-*")]
+    assert [*tmp_path.glob(".chopper-spill-*/tables/host_span.parquet")]
     del run
     assert not [*tmp_path.iterdir()]
 
@@ -353,26 +352,11 @@ def test_stretches_are_imported_as_the_whole_is(imported: tuple[Path, Path]) -> 
         assert pq.read_table(there).equals(pq.read_table(file)), file
         assert pq.read_schema(there).equals(pq.read_schema(file), check_metadata=True)
     rows = pq.read_metadata(cut / "rank-00000" / "host_span.parquet")
-    assert rows.num_row_groups > 2
-    assert rows.row_group(1).column(2).statistics.has_min_max
+    assert rows.row_group(0).column(2).statistics.has_min_max
     parts = [json.loads((run / "manifest.json").read_text()) for run in imported]
     for part in parts:
         del part["created_ns"], part["name"]
     assert parts[0] == parts[1]
-
-
-def test_what_was_imported_is_read_in_stretches(imported: tuple[Path, Path], ranks: Path) -> None:
-    file = ranks / "rank-0.json.gz"
-    with all_large():
-        trace, run = pipeline.read(file), pipeline.read(imported[1])
-    stretches = [run.tables.stretches(0), trace.tables.stretches(0)]
-    assert len(stretches[0]) == len(stretches[1]) > 2
-    for filed, cut in zip(*stretches, strict=True):
-        assert filed.span == cut.span
-        there, tables = filed.get(), cut.get()
-        for name in ("host_span", "device_event", "memory_event", "synchronization", "collective"):
-            expected = tables[name].to_pylist()
-            assert (there[name].to_pylist() if expected else []) == expected, name
 
 
 def test_what_was_imported_of_a_host_alone_is_read_in_stretches(

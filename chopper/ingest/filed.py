@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,12 @@ import pyarrow.compute as pc
 from chopper import limits
 from chopper.arrow import with_column
 from chopper.collectors.formats.kineto import ParsedTrace
-from chopper.collectors.formats.kineto.chunked import LargeTrace, TraceStretch, WholeTrace
+from chopper.collectors.formats.kineto.chunked import LargeTrace
 from chopper.collectors.formats.parsed import is_one_of, to_arrow, to_numpy
 from chopper.engines import Engine, Lost
-from chopper.errors import ChopperError, InputError
+from chopper.errors import ChopperError, InputError, OutputError
 from chopper.storage import parquet
-from chopper.storage.results import Result, leave
+from chopper.storage.results import Folder, InMemory, Result, leave
 from chopper.storage.run import HeldTables, Span, Stretch
 from chopper.storage.stretches import Plan
 from chopper.tables import TABLES, TIME_OF
@@ -123,11 +124,16 @@ class FiledStretch:
         files: by table.
         ranges: table → its rows, as (first, one after the last), of those held in part.
         span: the steps.
+        keeper: whoever removes the files; not of another process.
     """
 
     files: Mapping[str, Path]
     ranges: Mapping[str, np.ndarray]
     span: Span
+    keeper: Any = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FiledStretch, (self.files, self.ranges, self.span)
 
     def get(self) -> Mapping[str, pa.Table]:
         """Return the tables; one is read when it is asked for."""
@@ -157,12 +163,15 @@ def _found_in(held: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda rows: np.searchsorted(held, rows)
 
 
-def stretches_of(files: Mapping[str, Path], rows_count: Mapping[str, int]) -> list[FiledStretch]:
+def stretches_of(
+    files: Mapping[str, Path], rows_count: Mapping[str, int], keeper: Folder | None = None
+) -> list[FiledStretch]:
     """Return the stretches of a rank whose tables are too large to be read as a whole; else none.
 
     Args:
         files: of the rank, by table.
         rows_count: of each.
+        keeper: whoever removes the files.
 
     Raises:
         InputError: a file is damaged.
@@ -190,7 +199,7 @@ def stretches_of(files: Mapping[str, Path], rows_count: Mapping[str, int]) -> li
     if "collective" in files:
         ranges["collective"] = _ranges_of_collectives(files["collective"], ranges)
     return [
-        FiledStretch(files, {name: of[at] for name, of in ranges.items()}, span)
+        FiledStretch(files, {name: of[at] for name, of in ranges.items()}, span, keeper)
         for at, span in enumerate(plan.spans())
     ]
 
@@ -270,12 +279,14 @@ class TraceTables(Mapping[str, pa.Table]):
         rows_count: rows of each.
         small: those that are in memory all the same.
         stretches: of a trace that is too large to be read as a whole.
+        large: a trace that was cut, whose tables are to be written to files.
     """
 
     held: HeldTables
     rows_count: Mapping[str, int]
     small: Mapping[str, pa.Table] = field(default_factory=dict)
-    stretches: Sequence[TraceStretch] = ()
+    stretches: Sequence[FiledStretch] = ()
+    large: LargeTrace | None = None
 
     def __getitem__(self, name: str) -> pa.Table:
         if name in self.small:
@@ -292,11 +303,40 @@ class TraceTables(Mapping[str, pa.Table]):
         return len(self.rows_count)
 
 
-def in_stretches(large: LargeTrace) -> TraceTables:
-    """Return the tables of a trace that is read a stretch at a time."""
-    first = large.stretches[0]
-    together = WholeTrace(first.path, first.folder, len(large.stretches))
-    return TraceTables(together, large.rows_count, large.trace.tables, large.stretches)
+def cut(large: LargeTrace) -> TraceTables:
+    """Return the tables of a trace that was cut, before they are in files."""
+    small = large.trace.tables
+    return TraceTables(InMemory(small), rows_of(small), small, large=large)
+
+
+def in_files(tables: TraceTables, folder: Folder | None, engine: Engine) -> TraceTables:
+    """Return tables, those of a trace that was cut in Parquet files of its folder.
+
+    Raises:
+        InputError: a stretch cannot be read.
+        OutputError: the files cannot be written.
+    """
+    if tables.large is None or folder is None:
+        return tables
+    target = folder.path / "tables"
+    try:
+        target.mkdir()
+    except OSError as exc:
+        raise OutputError(f"{target}: cannot be written ({exc.strerror})") from exc
+    small = tables.large.trace.tables
+    with parquet.TablesWriter(target, 0) as writer:
+        for name, table in small.items():
+            writer.write(name, table)
+        write_stretches(writer, tables.large.stretches, small, engine)
+    shutil.rmtree(tables.large.stretches[0].folder)
+    files = parquet.files(target)
+    rows = {name: parquet.rows_count(file) for name, file in files.items()}
+    return TraceTables(
+        parquet.FiledTables(files, folder),
+        {**rows, **rows_of(tables.small)},
+        tables.small,
+        stretches_of(files, rows, folder),
+    )
 
 
 def left(trace: ParsedTrace, folder: Path | None) -> ParsedTrace:

@@ -19,7 +19,7 @@ from chopper.engines import Engine, Lost, Serial
 from chopper.engines.choice import trace_bytes
 from chopper.errors import ChopperError, InputError
 from chopper.ingest.attachments import Attachments, attach_counters, attach_logs, attach_snapshots
-from chopper.ingest.filed import TraceTables, stretches_of, valid
+from chopper.ingest.filed import TraceTables, in_files, stretches_of, valid
 from chopper.ingest.ranks import (
     check_one_run,
     check_ranks,
@@ -111,9 +111,9 @@ def _read_directory(path: Path, engine: Engine, keeper: Folder | None = None) ->
         (path, part, _rows_of(folder), threads, engine.folder)
         for part, folder in zip(unread, folders, strict=True)
     ]
-    results = engine.map(rank_task, calls, label="read")
+    results = [*engine.map(rank_task, calls, label="read")]
     tables: dict[tuple[int, str], pa.Table] = {}
-    for part, done in zip(unread, results, strict=True):
+    for part, folder, done in zip(unread, folders, results, strict=True):
         rank = part.rank
         if isinstance(done, Lost):
             if isinstance(done.error, ChopperError):
@@ -121,6 +121,7 @@ def _read_directory(path: Path, engine: Engine, keeper: Folder | None = None) ->
             parts[rank] = with_lost(part, done.reason)
             continue
         parts[rank], own = done
+        own = in_files(own, folder, engine)
         held[rank], stretches[rank] = own.held, own.stretches
         tables |= {(rank, name): table for name, table in own.small.items()}
         rows_count |= {(rank, name): count for name, count in own.rows_count.items()}
@@ -246,6 +247,13 @@ def _without_trace(file: Path, sources: Sources, store: Store) -> Finding:
     )
 
 
+def _filed(trace: ParsedTrace, folder: Folder | None, engine: Engine) -> ParsedTrace:
+    """Return a trace, its tables in files if it was cut."""
+    if not isinstance(trace.tables, TraceTables):
+        return trace
+    return replace(trace, tables=in_files(trace.tables, folder, engine))
+
+
 def _room_for(engine: Engine, files: Sequence[Path]) -> Folder | None:
     """Return a folder for the rows of a recording that may be too large to be held.
 
@@ -288,8 +296,10 @@ def _numbered(
         (sources.files(file), finished, _rows_of(folder), threads, engine.folder)
         for file, folder in zip(sources.traces, folders, strict=True)
     )
-    results = engine.map(read_task, calls, label="read")
-    for (file, is_named), done in zip(sources.traces.items(), results, strict=True):
+    results = [*engine.map(read_task, calls, label="read")]
+    for (file, is_named), folder, done in zip(
+        sources.traces.items(), folders, results, strict=True
+    ):
         if isinstance(done, Lost):
             error = done.error if isinstance(done.error, ChopperError) else None
             refusal = error or InputError(f"{file}: {done.reason}")
@@ -299,7 +309,7 @@ def _numbered(
             refused = refused or refusal
             add_finding(findings, "run.file_left_out", f"left out: {refusal}")
             continue
-        recording: list[ParsedTrace] = done
+        recording: list[ParsedTrace] = [_filed(trace, folder, engine) for trace in done]
         for group in (group for trace in recording for group in trace.process_groups):
             # Every rank lists those of a group that has all: once is enough.
             if isinstance(ranks := group.get("ranks"), list):

@@ -15,7 +15,7 @@ from chopper.collectors.formats import readers
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.kineto.chunked import LargeTrace, read_or_cut
 from chopper.errors import InputError, OutputError
-from chopper.ingest.filed import TraceTables, in_stretches, left, left_tables, rows_of, valid
+from chopper.ingest.filed import TraceTables, cut, left, left_tables, rows_of, valid
 from chopper.ingest.sampled import with_samples
 from chopper.ingest.windows import join
 from chopper.storage import parquet, results
@@ -98,7 +98,7 @@ def read_task(
     if rows is not None and readers.reader_of(files[0]) in (None, readers.KINETO):
         read = read_or_cut(files[0], rows, threads)
         if isinstance(read, LargeTrace):
-            return [replace(read.trace, tables=in_stretches(read))]
+            return [replace(read.trace, tables=cut(read))]
         return [left(trace, folder) for trace in read]
     if finished is None:
         return [left(trace, folder) for trace in read_traces(files)]
@@ -172,7 +172,7 @@ def _trace_of(
     if rows is not None and len(files) == 1:
         read = read_or_cut(files[0], rows, threads)
         if isinstance(read, LargeTrace):
-            return replace(read.trace, tables=in_stretches(read))
+            return replace(read.trace, tables=cut(read))
         return _of_part(read, part)
     if all(readers.is_csv(file) for file in files):
         return _of_part(read_traces(files), part)

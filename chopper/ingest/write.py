@@ -15,17 +15,16 @@ from chopper.addresses import is_address, without_secrets
 from chopper.collectors.formats import readers
 from chopper.collectors.formats.exported import encoded, unpack
 from chopper.collectors.formats.unpack import PACKED
-from chopper.engines import Engine, Serial
+from chopper.engines import Engine
 from chopper.errors import OutputError, reason_of
 from chopper.hardware.ceilings import Stated, with_devices
-from chopper.ingest.filed import write_stretches
 from chopper.ingest.read import read_sources
 from chopper.ingest.sources import find
 from chopper.storage import manifest
 from chopper.storage.caches import scratch
 from chopper.storage.files import write_atomic
 from chopper.storage.layout import MANIFEST, rank_dir_name
-from chopper.storage.parquet import TablesWriter
+from chopper.storage.parquet import FiledTables, TablesWriter, row_groups
 from chopper.storage.parts import read_manifest
 from chopper.storage.run import Run, Store
 from chopper.storage.streams import write_table
@@ -84,7 +83,7 @@ def write_run(
                 if rank == part.rank and table.num_rows:
                     write_table(folder, name, table.to_pydict())
             with TablesWriter(folder, part.rank) as writer:
-                _write_tables(writer, imported.run.tables, part.rank, engine or Serial())
+                _write_tables(writer, imported.run.tables, part.rank)
     except OSError as exc:
         raise OutputError(f"{directory}: cannot be written ({exc.strerror})") from exc
     write_atomic(directory / MANIFEST, manifest.encode(run))
@@ -119,7 +118,7 @@ def carried(run: Run) -> Iterator[bytes]:
             folder = directory / rank_dir_name(part.rank)
             folder.mkdir()
             with TablesWriter(folder, part.rank) as writer:
-                _write_tables(writer, run.tables, part.rank, Serial())
+                _write_tables(writer, run.tables, part.rank)
         data = manifest.encode(msgspec.structs.replace(run.manifest, ranks=parts))
         write_atomic(directory / MANIFEST, data)
         yield from encoded(directory)
@@ -133,14 +132,16 @@ def _write_manifests(run: manifest.RunManifest, directory: Path) -> None:
     write_atomic(directory / MANIFEST, manifest.encode(run))
 
 
-def _write_tables(writer: TablesWriter, store: Store, rank: int, engine: Engine) -> None:
-    """Write the tables of a rank: a stretch at a time where it is too large to be held."""
-    stretches = store.stretches(rank)
-    names = [name for of, name in (store.in_memory if stretches else store) if of == rank]
-    for name in names:
-        writer.write(name, store[rank, name])
-    if stretches:
-        write_stretches(writer, stretches, names, engine)
+def _write_tables(writer: TablesWriter, store: Store, rank: int) -> None:
+    """Write the tables of a rank: some rows at a time where it is too large to be held."""
+    held = store.held.get(rank)
+    files = held.files if store.stretches(rank) and isinstance(held, FiledTables) else {}
+    for name in [name for of, name in store if of == rank]:
+        if name in files and (rank, name) not in store.in_memory:
+            for rows in row_groups(files[name], name):
+                writer.write(name, rows)
+        else:
+            writer.write(name, store[rank, name])
 
 
 def _copy(first: Path, copy: Path, source: Path) -> None:

@@ -311,6 +311,16 @@ def blocks(path: Path, name: str, columns: Sequence[str]) -> Iterator[pa.RecordB
             yield block
 
 
+def row_groups(path: Path, name: str) -> Iterator[pa.Table]:
+    """Yield a table of a rank as it was declared, some rows at a time.
+
+    Raises:
+        InputError: the file is damaged, or not this table.
+    """
+    for first in range(0, rows_count(path), _ROW_GROUP):
+        yield read(path, name, np.array([[first, first + _ROW_GROUP]]))
+
+
 def check(path: Path, name: str) -> None:
     """Check the file of a table as reading it does, some rows at a time.
 
@@ -342,11 +352,14 @@ class FiledTables:
     """Tables of a rank that stay in their files, by name.
 
     Attributes:
-        keeper: whoever removes the files.
+        keeper: whoever removes the files; not of another process.
     """
 
     files: Mapping[str, Path]
     keeper: Any = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FiledTables, (self.files,)
 
     def get(self) -> Mapping[str, pa.Table]:
         """Return the tables; one is read when it is asked for."""

@@ -27,7 +27,6 @@ from chopper.collectors.formats.kineto._events import (
     GROUPS,
     HOST,
     HOST_KINDS,
-    MEMORY,
     SYNCHRONIZATION,
     Columns,
     Marked,
@@ -40,7 +39,6 @@ from chopper.collectors.formats.parsed import ParsedTrace, step_table
 from chopper.collectors.formats.steps import PROFILER_STEP
 from chopper.errors import OutputError, reason_of
 from chopper.limits import Intake
-from chopper.storage.results import owner
 from chopper.storage.run import BEGINNING_NS, END_NS, Span
 from chopper.storage.stretches import Plan
 
@@ -51,7 +49,6 @@ _CUT_ROW_BYTES = 90
 _ANNOTATION = 1 + HOST_KINDS.index("annotation")
 _CALLS = [1 + HOST_KINDS.index(kind) for kind in ("runtime", "driver")]
 _START, _DUR, _PID, _TID, _NAME, _CODE, _FLAGS, _PLACE, _FIXED = range(9)
-_TABLE_OF = {HOST: "host_span", DEVICE: "device_event", MEMORY: "memory_event"}
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,10 @@ class LargeTrace:
 
     Attributes:
         trace: what is known of it; its only table is ``step``.
-        rows_count: rows of its tables, by name, repetitions counted.
         stretches: in the order of their steps.
     """
 
     trace: ParsedTrace
-    rows_count: dict[str, int]
     stretches: list[TraceStretch]
 
 
@@ -78,52 +73,17 @@ class TraceStretch:
         folder: with the rows of all stretches.
         number: of this one, from 0.
         span: its steps.
-        keeper: who removes the folder; None in another process.
     """
 
     path: Path
     folder: Path
     number: int
     span: Span
-    keeper: Any = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "keeper", owner(self.folder.parent))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TraceStretch, (self.path, self.folder, self.number, self.span)
 
     def get(self) -> dict[str, pa.Table]:
         """Read its tables, by name."""
-        return _tables(self.path, self.folder, [_rows_of(self.folder, self.number)])
-
-
-@dataclass(frozen=True)
-class WholeTrace:
-    """All tables of a trace that was cut, as far as there is memory for them."""
-
-    path: Path
-    folder: Path
-    stretches_count: int
-    keeper: Any = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "keeper", owner(self.folder.parent))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WholeTrace, (self.path, self.folder, self.stretches_count)
-
-    def get(self) -> dict[str, pa.Table]:
-        """Read its tables, by name.
-
-        Raises:
-            InputError: there is not enough memory for them.
-        """
-        numbers = range(self.stretches_count)
-        cut_bytes = sum(_file(self.folder, "stretch", n).stat().st_size for n in numbers)
-        _check_memory(self.path, cut_bytes // _CUT_ROW_BYTES)
-        blocks = [_rows_of(self.folder, number) for number in numbers]
-        return _tables(self.path, self.folder, [_each_once(stacked(blocks))])
+        rows = stacked([*_read(_file(self.folder, "stretch", self.number))])
+        return dict(traces_of(self.path, _reader(self.path, self.folder, rows))[0].tables)
 
 
 def read_or_cut(path: Path, folder: Path, threads: int = 1) -> list[ParsedTrace] | LargeTrace:
@@ -220,11 +180,10 @@ class _Rows:
         if plan is None:
             return None
         base_ns = base_of(scanned.header) or 0
-        counts, rows_count = Counter(scanned.counts), Counter[str]()
+        counts = Counter(scanned.counts)
         counts["event.overrun"] = len(self.cut_ns)
         bounds_ns = [END_NS, BEGINNING_NS]
         for columns, collectives in self.blocks():
-            usable_rows: list[np.ndarray] = []
             for group, one in enumerate(columns):
                 if group == DEVICE:
                     for row in np.flatnonzero(np.isin(one[_PLACE], [*self.cut_ns])).tolist():
@@ -234,13 +193,10 @@ class _Rows:
                 low, high = _needed(plan, group, one)
                 low[~ok], high[~ok] = len(plan.first), 0
                 one += [low, high]
-                usable_rows.append(ok)
-                rows_count[_TABLE_OF.get(group, "synchronization")] += int(ok.sum())
                 if group in (HOST, DEVICE) and ok.any():
                     end = int((one[_START] + one[_DUR])[ok].max())
                     first = min(bounds_ns[0], int(one[_START][ok].min()))
                     bounds_ns = [first, max(bounds_ns[1], end)]
-            rows_count["collective"] += sum(bool(usable_rows[g][row]) for g, row, _ in collectives)
             first = min(int(low.min(initial=len(plan.first))) for *_, low, _ in columns)
             last = max(int(high.max(initial=0)) for *_, high in columns)
             for number in range(first, last):
@@ -250,16 +206,14 @@ class _Rows:
         _append(self.folder / "common", scanned)
         spans = plan.spans(base_ns)
         stretches = [TraceStretch(path, self.folder, n, span) for n, span in enumerate(spans)]
-        [first_rows] = [_rows_of(self.folder, 0)]
+        first_rows = stacked([*_read(_file(self.folder, "stretch", 0))])
         trace = traces_of(path, _reader(path, self.folder, first_rows))[0]
         findings = [*damage_findings(counts, path.name), *trace.findings]
-        other_counts = {n: t.num_rows for n, t in trace.tables.items() if n not in rows_count}
         bounds = plan.start_ns + base_ns, plan.end_ns + base_ns
         small = {"step": step_table(plan.number, *bounds, "profiler_step")}
         span_ns = bounds_ns[0] + base_ns, bounds_ns[1] + base_ns
         trace = replace(trace, tables=small, findings=findings, held_span_ns=span_ns)
-        rows_count["step"] = small["step"].num_rows
-        return LargeTrace(trace, {**other_counts, **rows_count}, stretches)
+        return LargeTrace(trace, stretches)
 
     def _plan(self, scanned: Scanned) -> Plan | None:
         """Return which steps make a stretch; None where they cannot be told."""
@@ -315,14 +269,6 @@ def _chosen(columns: Columns, collectives: Marked, number: int) -> tuple[Columns
     return chosen, _moved(collectives, needed)
 
 
-def _each_once(rows: tuple[Columns, Marked]) -> tuple[Columns, Marked]:
-    """Return rows in the order of the file, those that several stretches need once."""
-    columns, collectives = rows
-    firsts = [np.unique(group[_PLACE], return_index=True)[1] for group in columns]
-    once = [[c[first] for c in group] for group, first in zip(columns, firsts, strict=True)]
-    return once, _moved(collectives, firsts)
-
-
 def _moved(collectives: Marked, usable_rows: list[np.ndarray]) -> Marked:
     """Return those whose rows are kept, by where they are among these."""
     number: dict[tuple[int, int], int] = {}
@@ -337,15 +283,6 @@ def _reader(path: Path, folder: Path, rows: tuple[Columns, Marked]) -> FileReade
     [scanned] = _read(folder / "common")
     groups, collectives = rows
     return FileReader(path, replace(scanned, groups=groups, collectives=collectives))
-
-
-def _tables(path: Path, folder: Path, rows: list[tuple[Columns, Marked]]) -> dict[str, pa.Table]:
-    """Return the tables of rows, which are forgotten meanwhile."""
-    return dict(traces_of(path, _reader(path, folder, rows.pop()))[0].tables)
-
-
-def _rows_of(folder: Path, number: int) -> tuple[Columns, Marked]:
-    return stacked([*_read(_file(folder, "stretch", number))])
 
 
 def _check_memory(path: Path, rows_count: int) -> None:
