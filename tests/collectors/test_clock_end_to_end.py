@@ -7,10 +7,6 @@ be what the script did, or nothing where the sampling is too sparse for it.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +18,9 @@ import pytest
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.collectors.base import CollectorContext
-from chopper.hardware.environment import clock_anchor
 from chopper.recording.finish import finalize
 from chopper.storage import manifest as m
 from chopper.storage.parts import RunWriter
-from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
 from chopper.testing import ReplayCollector
 from chopper.views import view
@@ -35,7 +29,6 @@ from tests.analyzers.views.clock_script import Script
 from tests.collectors import amd_player
 from tests.collectors.nvml_player import Player
 from tests.kineto_writer import Trace
-from tests.waiting import PATIENT_SAMPLERS
 
 MS = 1_000_000
 HIGH, LOW = 1.98e9, 1.2e9
@@ -64,8 +57,6 @@ H100 = Chip("NVIDIA H100 80GB HBM3", 989.4e12, 1.83e9, 132, 85_000_000_000, UUID
 MI300X = Chip("AMD Instinct MI300X", 1307.4e12, 2.1e9, 304, 206_141_652_992, "e1e8b5c8c3a9f2d1")
 EFFICIENCY = 0.8
 PER_STEP = 100
-LEAD_MS = 800
-"""What the sampler has to begin in before the script does."""
 
 
 @dataclass(frozen=True)
@@ -140,60 +131,6 @@ def replayed(
     return attributed(folder / "run", base_ns, script, chip)
 
 
-def live(
-    player: Player, folder: Path, levels_ms: list[tuple[int, float]], end_ms: int, hz: float
-) -> tuple[Recorded, np.ndarray]:
-    """Sample the stand-in while the script plays, then write the trace that it would have made.
-
-    Also when it was read, from the script's begin in ns.
-    """
-    out = folder / "run"
-    # The device is there, at its first level, before the script begins.
-    told_ms = [(at + LEAD_MS if at else 0, clock) for at, clock in levels_ms]
-    program = PATIENT_SAMPLERS + textwrap.dedent(
-        f"""
-        import time
-        from pathlib import Path
-        from chopper.collectors.base import CollectorContext
-        from chopper.collectors.nvml import NvmlCollector
-        from chopper.recording.live import StreamTail
-        from chopper.storage.parts import RunWriter
-        import os
-        part = RunWriter(Path({str(out)!r}), 0)
-        collector = NvmlCollector(hz={hz})
-        context = CollectorContext(
-            directory=part.directory, run_path=part.directory.parent, pid=os.getpid()
-        )
-        collector.start(context)
-        start_ms = int(os.environ["NVML_SHIM_START_MS"]) + {LEAD_MS}
-        time.sleep(max((start_ms + {end_ms} + 50) / 1e3 - time.monotonic(), 0))
-        rows = StreamTail(part.directory / "device_clock.arrow")
-        while not rows.poll():
-            time.sleep(0.02)
-        part.manifest.collectors = [collector.stop()]
-        part.manifest.status = "complete"
-        part.save()
-        """
-    )
-    start_ms = time.monotonic_ns() // MS + LEAD_MS
-    clocks = clock_anchor()
-    base_ns = start_ms * MS + clocks.realtime_ns - clocks.monotonic_ns
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={
-            **player.environment("\n".join(played(told_ms))),
-            "NVML_SHIM_START_MS": str(start_ms - LEAD_MS),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    readings, _ = read_stream(out / "rank-00000" / "device_clock.arrow", "device_clock")
-    script = Script(tuple((at * MS, clock) for at, clock in levels_ms), end_ms * MS)
-    return attributed(out, base_ns, script, H100), readings["time_ns"].to_numpy() - base_ns
-
-
 def attributed(out: Path, base_ns: int, script: Script, chip: Chip) -> Recorded:
     """Give what was sampled the trace of products that ran at the script's clock."""
     cycles = chip.ideal_ns / EFFICIENCY * chip.reference_hz / 1e9
@@ -254,23 +191,6 @@ def test_a_stepped_clock_is_recovered_within_one_percent(play: Player, tmp_path:
         taken = (made.end_ns - made.start_ns)[own]
         clock = np.average(made.script.mean_hz(made.start_ns[own], made.end_ns[own]), weights=taken)
         assert row["clock_mean_hz"] == pytest.approx(clock, rel=0.05)
-
-
-def test_a_clock_sampled_live_is_recovered_as_far_as_its_samples_tell(
-    play: Player,
-    tmp_path: Path,
-) -> None:
-    """Real sampler, real time: what a busy machine kept it from reading, it cannot know."""
-    levels = [(0, HIGH), (300, LOW), (1300, HIGH)]
-    made, readings_ns = live(play, tmp_path, levels, 1600, hz=100)
-    gaps = np.diff(np.concatenate([[0], readings_ns[readings_ns > 0], [1600 * MS]]))
-    # Of each step a period is open; where readings are missing, all of their time.
-    open_ns = 2 * 10 * MS + gaps[gaps > 20 * MS].sum()
-    slowest = 1 - LOW / H100.reference_hz
-    assert sum(made.found_ns.values()) == pytest.approx(
-        made.loss_ns, rel=0.01, abs=open_ns * slowest
-    )
-    assert made.found_ns.keys() <= {"compute.clock.power_cap"}
 
 
 def test_a_clock_that_changes_faster_than_it_is_sampled_is_refused(
