@@ -30,7 +30,7 @@ from chopper.storage.layout import (
     is_rank_dir,
     is_run,
 )
-from chopper.storage.parts import content_of, may_replace
+from chopper.storage.parts import Content, content_of
 from chopper.storage.processes import LOCK, HeldElsewhere, locked, part_of, recorders
 from chopper.wording import some
 
@@ -178,7 +178,7 @@ def new_output(
             cannot be written; or, at the end, the old run stays as no step was recorded, or cannot
             be put back (what is kept where, the message says).
     """
-    with claimed(path, job) as announce:
+    with _claimed(path, job) as announce:
         if announce is None:
             yield _real(path)
             return
@@ -267,7 +267,7 @@ def claim_file(run_dir: Path) -> Path:
 
 
 @contextlib.contextmanager
-def claimed(path: Path, job: str | None = None) -> Iterator[Callable[[str], None] | None]:
+def _claimed(path: Path, job: str | None = None) -> Iterator[Callable[[str], None] | None]:
     """Keep other commands from writing a run to the same run_dir, until this one ends.
 
     Yields:
@@ -282,16 +282,16 @@ def claimed(path: Path, job: str | None = None) -> Iterator[Callable[[str], None
         run_dir.parent.mkdir(parents=True, exist_ok=True)
     until_s = time.monotonic() + (_PROVIDED_S if job is not None else 0.0)
     with contextlib.ExitStack() as held:
-        announce = None
-        shared = False
-        while not shared:
+        while True:
+            announce = None
             try:
                 announce = held.enter_context(locked(claim_file(run_dir)))
                 break
             except HeldElsewhere as exc:
                 pid, _, of_job = str(exc).partition(" ")
-                shared = job is not None and of_job == job
-                if not shared and time.monotonic() > until_s:
+                if job is not None and of_job == job:
+                    break
+                if time.monotonic() > until_s:
                     raise OutputError(
                         f"{path}: process {pid} is writing into it; wait for its end, or "
                         "choose another -o"
@@ -405,8 +405,13 @@ def no_step(path: Path, no_steps_dir: Path) -> str:
 
 
 def replaces(run_dir: Path, old: Path) -> bool:
-    """Return whether the recording in a directory may replace the run in ``old``."""
-    return holds_recording(run_dir) and may_replace(content_of(run_dir), content_of(old))
+    """Return whether the recording in a directory may replace the run in ``old``.
+
+    One without a step replaces no run that has any, and only with a trace or measures one that has
+    none either.
+    """
+    new = content_of(run_dir)
+    return new > Content.TELEMETRY and new >= content_of(old)
 
 
 def _put_back(run_dir: Path, old: Path | None, *, existed: bool = True) -> None:

@@ -44,7 +44,7 @@ from chopper.version import __version__
 from chopper.wording import plural, some
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     import pyarrow as pa
 
@@ -406,30 +406,16 @@ class Content(IntEnum):
     """Or an import, which was complete when it was written."""
 
 
-def content(folders: Iterable[tuple[m.RankManifest | None, bool]]) -> Content:
-    """Return how much a run holds whose ranks have these parts and, or not, steps."""
+def content_of(path: Path) -> Content:
+    """Return how much a run directory holds, with the runs inside it, or an experiment."""
     most = Content.TELEMETRY
-    for part, steps in folders:
-        if steps or (part is not None and part.status == "imported"):
+    for folder in (f for pattern in ("rank-*", "*/rank-*") for f in path.glob(pattern)):
+        part = part_of(folder)
+        if has_steps(folder) or (part is not None and part.status == "imported"):
             return Content.STEPS
         if part is not None and (part.traces or part.measures):
             most = Content.UNSTEPPED
     return most
-
-
-def may_replace(new: Content, old: Content) -> bool:
-    """Return whether a recording replaces an earlier run, where it was told to.
-
-    One without a step replaces no run that has any, and only with a trace or measures one that has
-    none either.
-    """
-    return new > Content.TELEMETRY and new >= old
-
-
-def content_of(path: Path) -> Content:
-    """Return how much a run directory holds, with the runs inside it, or an experiment."""
-    folders = (f for pattern in ("rank-*", "*/rank-*") for f in path.glob(pattern))
-    return content((part_of(folder), has_steps(folder)) for folder in folders)
 
 
 def yield_ranks(path: Path) -> None:
