@@ -27,7 +27,6 @@ import pyarrow as pa
 from chopper import limits
 from chopper.addresses import is_address
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.trace.tables import RankTables
 from chopper.errors import ChopperError, OutputError
 from chopper.hardware import calibration
 from chopper.pipeline import rank_input
@@ -63,7 +62,7 @@ class _Document(msgspec.Struct, array_like=True):
 
     Attributes:
         head: the run without its tables, and the attribution without what is of one rank.
-        ranks: rank → its facts, joined events, work and factors.
+        ranks: rank → its joined events, work and factors.
         tables: rank → its tables, of those that were read from traces.
     """
 
@@ -303,9 +302,7 @@ def _document(run: Attribution) -> _Document | None:
     ranks, tables, files = {}, {}, {}
     size = 0
     for rank, joined in run.joined.items():
-        given = {f.name: getattr(joined.inputs, f.name) for f in fields(RankTables)}
-        given |= dict.fromkeys(n for n, value in given.items() if isinstance(value, pa.Table))
-        parts = given, joined.stored(), run.work.get(rank), run.factors.get(rank)
+        parts = joined.stored(), run.work.get(rank), run.factors.get(rank)
         ranks[rank] = memoryview(results.encode(parts, compressed=True))
         size += len(ranks[rank])
     for rank, held in store.held.items():
@@ -379,8 +376,8 @@ def _restored(document: _Document) -> Attribution:
 
     @cache
     def parts(rank: int) -> tuple[Any, ...]:
-        given, joined, work, factors = results.decode(document.ranks[rank])
-        return joined.restored(rank_input(recording, rank, RankTables(**given))), work, factors
+        joined, work, factors = results.decode(document.ranks[rank])
+        return joined.restored(rank_input(recording, rank, joined.inputs)), work, factors
 
     of_ranks: dict[str, Any] = {
         "joined": _OfRanks(document.ranks, lambda rank: parts(rank)[0]),

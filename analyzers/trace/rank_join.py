@@ -9,7 +9,8 @@ around the `addmm`; a `sort` that calls `copy_` and then sorts by itself is one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,8 +40,6 @@ from chopper.arrow import with_column
 from chopper.hardware.ceilings import Ceiling
 from chopper.tables import TABLES
 
-_RECORDED = ("host_span", "device_event", "collective")
-
 
 @dataclass(frozen=True)
 class JoinedRank:
@@ -69,17 +68,11 @@ class JoinedRank:
 
     def stored(self) -> JoinedRank:
         """Return it without the tables that it was joined from, which ``restored`` puts back."""
-        tables = {name: getattr(self.inputs, name).slice(0, 0) for name in _RECORDED}
-        inputs = RankTables(
-            rank=self.inputs.rank,
-            **tables,
-            step=self.inputs.step,
-            ceiling=None,
-            no_peak_remedy="",
-            devices_listed=False,
-        )
-        derived = self.device_event if self.host_only else tables["device_event"]
-        return replace(self, inputs=inputs, device_event=derived)
+        names = (field.name for field in fields(self.inputs) if field.name != "step")
+        held = (name for name in names if isinstance(getattr(self.inputs, name), pa.Table))
+        without: dict[str, Any] = dict.fromkeys(held)
+        derived = self.device_event if self.host_only else self.device_event.slice(0, 0)
+        return replace(self, inputs=replace(self.inputs, **without), device_event=derived)
 
     def restored(self, inputs: RankTables) -> JoinedRank:
         """Reverse ``stored``, given the input tables."""
