@@ -532,7 +532,7 @@ def test_no_command(record):
 
 
 def test_the_earlier_run_is_there_until_the_new_one_is(record):
-    script = record.script("for _ in range(3): step()")
+    script = record.script(STEPS, begin="")
     options = ("-o", "run", "--no-trace", "--force")
     record.write_earlier()
     assert record("no-such-command-here", options=options).returncode == 127
@@ -542,7 +542,7 @@ def test_the_earlier_run_is_there_until_the_new_one_is(record):
     done = record("rm", "-rf", "run", options=options)
     assert done.returncode == 1
     assert record.run().manifest.workload == "earlier"
-    assert record(sys.executable, script, options=options).returncode == 0
+    assert record(sys.executable, script, "3", options=options).returncode == 0
     assert record.run().manifest.workload is None
     assert record.run().table(0, "step").num_rows == 3
     assert record.run().part(0).traces == ()
@@ -550,7 +550,7 @@ def test_the_earlier_run_is_there_until_the_new_one_is(record):
 
 
 def test_a_recording_without_a_step_replaces_no_run(record):
-    script = record.script(STEPS)
+    script = record.script(STEPS, begin="")
     options = ("-o", "run", "--no-trace", "--force")
     assert record(sys.executable, script, "3", options=options).returncode == 0
     done = record(sys.executable, script, "0", options=options)
