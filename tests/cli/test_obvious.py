@@ -113,7 +113,12 @@ def test_a_trace_alone_is_reported_each_time_in_a_file_of_its_own(here: Path) ->
 
 
 @pytest.mark.parametrize(
-    "typed", ["record train.py", "run -o out python train.py --lr 1", "train.py --lr 1"]
+    "typed",
+    [
+        "train.py --lr 1",
+        pytest.param("record train.py", marks=pytest.mark.long),
+        pytest.param("run -o out python train.py --lr 1", marks=pytest.mark.long),
+    ],
 )
 def test_a_program_is_recorded(typed: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
