@@ -119,9 +119,19 @@ def test_large_file_in_many_pieces(tmp_path: Path, packed: bool) -> None:
     assert check(path)
 
 
-def _real() -> list[str]:
+_LARGE_BYTES = 1_500_000
+
+
+def _real() -> list[Any]:
     root = find_traces_dir()
-    return [] if root is None else sorted(str(p.relative_to(root)) for p in root.rglob("*.json.gz"))
+    files = [] if root is None else sorted(root.rglob("*.json.gz"))
+    return [
+        pytest.param(
+            str(p.relative_to(root)),
+            marks=pytest.mark.long if p.stat().st_size > _LARGE_BYTES else (),
+        )
+        for p in files
+    ]
 
 
 @pytest.mark.parametrize("name", _real())
