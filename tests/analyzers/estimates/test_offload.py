@@ -201,7 +201,8 @@ def test_29_percent_of_activations_hide_behind_a_width_of_4096() -> None:
 )
 def test_links_to_the_host(device: str, rates: list[float]) -> None:
     done = CliRunner().invoke(
-        cli, ["estimate", "offload", "gpt2", "--sequence", "512", "--device", device, "--json"]
+        cli,
+        ["estimate", "offload", "llama3-70b", "--sequence", "512", "--device", device, "--json"],
     )
     machine = json.loads(done.stdout)["machine"]
     assert [machine["to_device_bytes_per_s"], machine["to_host_bytes_per_s"]] == rates
