@@ -11,9 +11,9 @@ from tests.clients.runner import judge
 
 pytestmark = pytest.mark.slow
 
-ALWAYS = ("lightning_trainer.py",)
+ALWAYS = ("gan.py",)
 WITH_THE_LONG_ONES = (
-    *("gan.py", "accelerate_loop.py", "ignite_engine.py", "joblib_sweep.py"),
+    *("lightning_trainer.py", "accelerate_loop.py", "ignite_engine.py", "joblib_sweep.py"),
     "loader_slow_workers.py",
 )
 NOT_OF_A_BUSY_MACHINE = ("steps", "phases", "losses", "exit", "verdict")

@@ -188,7 +188,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "plan_of", lambda *_, **__: TINY)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_measure_together(tiny: None) -> None:
     result = measuring.calibrate(device="cpu", ranks=2, threads=1, quick=True)
     assert (result.ranks, result.threads, result.kind) == (2, 1, "quick")
@@ -249,7 +249,7 @@ def test_senseless_conditions_are_usage_errors() -> None:
         measuring.calibrate(device="cpu", ranks=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_fails_is_one_line_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tiny: None
 ) -> None:

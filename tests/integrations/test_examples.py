@@ -196,7 +196,7 @@ def check_recorded(example: Example, path: Path) -> None:
     assert Counter(row["name"] for row in phases[0]) == example.phases
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_example_records_its_steps_and_phases(tmp_path):
     (example,) = (e for e in TRAINERS if e.trainer == "transformers")
     by_phase(run_example(example, tmp_path))

@@ -248,7 +248,7 @@ def parents() -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     "names",
     [
-        ["slow_dataset", "garbage_collection"],
+        pytest.param(["slow_dataset", "garbage_collection"], marks=pytest.mark.long),
         # tests/collectors measures what waits for a core.
         pytest.param(["busy_neighbour"], marks=pytest.mark.long),
     ],

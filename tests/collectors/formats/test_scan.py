@@ -124,13 +124,14 @@ _LARGE_BYTES = 1_500_000
 
 def _real() -> list[Any]:
     root = find_traces_dir()
-    files = [] if root is None else sorted(root.rglob("*.json.gz"))
+    if root is None:
+        return []
     return [
         pytest.param(
             str(p.relative_to(root)),
             marks=pytest.mark.long if p.stat().st_size > _LARGE_BYTES else (),
         )
-        for p in files
+        for p in sorted(root.rglob("*.json.gz"))
     ]
 
 
