@@ -14,12 +14,11 @@ import pytest
 from chopper import pipeline, reports
 from chopper.analyzers.compare.history import judge
 from chopper.analyzers.compare.runs import compare
-from chopper.causes import CAUSES, PHASE_COLORS
+from chopper.causes import CAUSES
 from chopper.experiments.loading import load
 from chopper.experiments.sweep import swept
-from chopper.reports import comparison, experiment, figures
+from chopper.reports import comparison, experiment
 from chopper.reports import page as run_page
-from chopper.reports.labels import ink
 from tests.analyzers.compare.test_history import job, of
 from tests.collectors.test_snapshot import snapshot
 from tests.command import run
@@ -189,32 +188,3 @@ def _violations(page: Page, *rules: str) -> list[str]:
         for rule in found["violations"]
         for node in rule["nodes"]
     ]
-
-
-def _contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it."""
-
-    def luminance(color: str) -> float:
-        channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_every_text_colour_reads_on_every_background() -> None:
-    css = (ROOT / "reports/assets/report.css").read_text(encoding="utf-8")
-    light, dark, _printed = re.findall(r"{[^{}]*--bg:[^{}]*}", css)
-    for scheme in (light, dark):
-        colors = dict(re.findall(r"--([\w-]+): (#\w{6})", scheme))
-        for text in ("text", "text-2", "text-3", "accent", "warn", "err", "ok"):
-            for ground in ("bg", "card", "line-2", "hover", "warn-bg", "err-bg"):
-                assert _contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
-
-
-def test_words_on_any_colour_are_readable() -> None:
-    colors = {c.color for c in CAUSES.values()} | {*PHASE_COLORS.values(), *figures.LINES}
-    greys = {f"#{v:02x}{v:02x}{v:02x}" for v in range(256)}
-    for color in colors | greys:
-        assert _contrast(color, ink(color)) >= 4.5, color

@@ -38,18 +38,6 @@ def opened(browser, page_file, request) -> Iterator[Opened]:
     context.close()
 
 
-@pytest.mark.parametrize(
-    "opened", [(1280, "light"), (1280, "dark"), (600, "light"), (1920, "dark")], indirect=True
-)
-def test_it_renders_silently_and_alone(opened) -> None:
-    assert opened.messages == []
-    assert opened.requests == [opened.url]
-    assert opened.page.locator("#fig-waterfall .bars .point").count() > 3
-    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert opened.page.evaluate("window.__pwned") is None
-    assert opened.page.locator("main img").count() == 0
-
-
 def test_rows_are_sorted_filtered_and_shown_on_demand(opened) -> None:
     table = opened.page.locator("#kernel")
     rows = table.locator("tbody tr:visible")
@@ -70,14 +58,3 @@ def test_rows_are_sorted_filtered_and_shown_on_demand(opened) -> None:
     assert rows.count() == 0
     assert "No row" in table.locator(".grid-foot").inner_text()
     assert opened.messages == []
-
-
-def test_it_tells_its_story_without_scripts(browser, page_file) -> None:
-    context = browser.new_context(java_script_enabled=False, offline=True)
-    page = context.new_page()
-    page.goto(page_file.as_uri())
-    text = page.locator("main").inner_text()
-    assert "per step" in page.locator("h1").inner_text()
-    assert "Straggler wait" in text
-    assert "the gate" in text
-    context.close()

@@ -7,11 +7,9 @@ import re
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 from chopper import wording as fmt
 from chopper.causes import CAUSES
-from chopper.cli import cli
 from chopper.pipeline import attribute
 from chopper.reports import sections, to_text
 from chopper.reports.sections import view_page, view_tables
@@ -146,20 +144,6 @@ def test_top_limits_the_rows_of_a_view() -> None:
     table = view(EXACT, "kernels")
     shown = to_text.render(view_page(VIEWS["kernels"], table, top=2))
     assert f"{table.num_rows - 2} more rows (--top N)" in shown
-
-
-def test_a_row_of_nulls_is_shown() -> None:
-    row: dict[str, object] = {c.name: None for c in VIEWS["utilization"].columns}
-    row |= {"ceiling": "theoretical", "model_flop": 0, "hardware_flop": 0, "observed_ns": 1}
-    table = pa.Table.from_pylist([row], schema=VIEWS["utilization"].arrow)
-    assert "theoretical" in to_text.render(view_page(VIEWS["utilization"], table))
-
-
-def test_every_view_is_listed_in_one_line() -> None:
-    listed = CliRunner().invoke(cli, ["analyze", "--view", "list"]).output
-    for one in VIEWS.values():
-        word = re.escape(one.summary.split()[0])
-        assert re.search(rf"^{one.name}\s+{word}", listed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from chopper.causes import LEAVES
 from chopper.reports import figures, series
 from chopper.reports.series import Series
 from chopper.reports.story import Story
@@ -75,15 +74,6 @@ def test_labels_from_traces_are_escaped_for_plotly() -> None:
     # The legend is the only place with markup, and it is ours.
     assert "<a" not in json.dumps(figure)
     assert "&lt;b&gt;x" in figure["layout"]["annotations"][0]["text"]
-
-
-def test_figures_are_json_without_nan() -> None:
-    values = np.array([1.0, np.nan, 3.0])
-    one = Series("p", "l", "ratio", None, np.arange(3) * 10**9, values)
-    figure = figures.telemetry([one], EXACT)
-    json.dumps(figure, allow_nan=False)
-    assert figure["data"][0]["y"] == [100.0, None, 300.0]
-    assert figures.telemetry([], EXACT)["data"] == []
 
 
 def test_what_the_units_of_a_device_did_is_shown() -> None:
@@ -166,8 +156,3 @@ def test_thinning_keeps_the_extremes(n) -> None:
     assert thin.value.max() == one.value.max()
     assert thin.value.min() == one.value.min()
     assert (np.diff(thin.time_ns) > 0).all()
-
-
-def test_leaf_order_is_the_trees() -> None:
-    names = [t["meta"] for t in figures.steps(STORY)["data"]]
-    assert names == sorted(names, key=LEAVES.index)

@@ -10,8 +10,6 @@ import pytest
 
 from chopper import reports
 from chopper.errors import printable
-from chopper.reports import to_html
-from chopper.reports.page import Page
 from chopper.storage.manifest import Finding
 from tests.reports.make import HOSTILE, Shape, make
 
@@ -128,12 +126,6 @@ def test_what_was_refused_is_shown_with_reason_and_remedy() -> None:
     assert "install the NVIDIA driver" in page
     assert "99.8 Hz of 100 Hz" in page
     assert "+2.5 %" in page
-
-
-def test_durations_of_a_sentence_are_strong() -> None:
-    page = Page(title="t", headline="A step takes 10.2 ms on average; at peak 850 µs.")
-    expected = "A step takes <b>10.2 ms</b> on average; at peak <b>850 µs</b>."
-    assert f'<h1 id="verdict">{expected}</h1>' in to_html.render(page)
 
 
 def test_a_big_run_stays_small() -> None:

@@ -4,14 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chopper import pipeline
 from chopper.analyzers.replay.replay import replay_or_reason
-from chopper.reports.lanes import Timeline, build_timeline, exclusive, levels_of
-from chopper.reports.to_html import narrow, pack
+from chopper.reports.lanes import Timeline, build_timeline, levels_of
+from chopper.reports.to_html import pack
 from tests.analyzers.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 from tests.reports.unpack import names_of, unpack
@@ -24,23 +23,6 @@ def test_packs_hold_what_was_put_in(values) -> None:
     assert meta == {"a": [1]}
     assert arrays["x"].astype(np.int64).tolist() == values
     assert arrays["f"].tolist() == array.astype(np.float32).tolist()
-
-
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        ([0, 255], "u1"),
-        ([0, 256], "u2"),
-        ([0, 65536], "u4"),
-        ([-1, 127], "i1"),
-        ([-1, 128], "i2"),
-        ([-1, 2**31 - 1], "i4"),
-        ([0, 2**32], "f8"),
-        ([], "u1"),
-    ],
-)
-def test_the_smallest_type(values, kind) -> None:
-    assert narrow(np.array(values, dtype=np.int64)).dtype == np.dtype(kind)
 
 
 def _decode(lanes: Timeline, window: dict[str, Any]) -> list[dict[str, Any]]:
@@ -206,25 +188,3 @@ def test_levels_never_overlap_whatever_crosses(rows) -> None:
     for depth in set(level.tolist()):
         at = level == depth
         assert (start[at][1:] >= end[at][:-1]).all()
-
-
-def test_levels_of_nested_spans_are_their_depth() -> None:
-    #  0 ---------------- 10
-    #    1 -- 3  4 --- 8
-    #             5 6
-    start, end = np.array([0, 1, 4, 5]), np.array([10, 3, 8, 6])
-    assert levels_of(start, end).tolist() == [0, 1, 1, 2]
-
-
-def test_exclusive_states_by_hand() -> None:
-    # compute 10–20; communication 15–40; copy 35–50; window 0–60
-    edges, state = exclusive(
-        np.array([10, 15, 35]),
-        np.array([20, 40, 50]),
-        np.array([0, 1, 2]),
-        ["compute", "communication", "copy"],
-        0,
-        60,
-    )
-    assert edges.tolist() == [0, 10, 20, 40, 50, 60]
-    assert state.tolist() == [-1, 0, 1, 2, -1]

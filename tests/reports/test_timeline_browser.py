@@ -185,19 +185,6 @@ def test_a_row_of_the_breakdown_leads_there_and_back(show, report) -> None:  # n
     assert opened.messages == []
 
 
-@pytest.mark.parametrize("width", [1024, 390])
-def test_narrow_screens_lose_nothing(show, report, width) -> None:  # noqa: F811
-    page = show(report, width=width).page
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    hidden = "[...document.querySelectorAll('main th, main td')].filter((c) => !c.offsetWidth)"
-    assert page.evaluate(f"{hidden}.filter((c) => !c.closest('tr[hidden]')).length") == 0
-    dock, lanes = page.locator(".tl-dock").bounding_box(), page.locator("#tl-body").bounding_box()
-    assert dock is not None
-    assert lanes is not None
-    assert dock["y"] >= lanes["y"] + lanes["height"] - 1
-    assert page.locator(".bar nav a", has_text="Causes").is_visible()
-
-
 def test_printed_it_is_a_document(show, report) -> None:  # noqa: F811
     page = show(report).page
     page.emulate_media(media="print")
