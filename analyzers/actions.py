@@ -143,7 +143,7 @@ def actions(run: Attribution, replay: Replay) -> Actions:
     for name in sorted(declared()):
         try:
             ranked += [
-                _action(material, replay, sighting) for sighting in sightings(name, material)
+                _action(material, replay, name, sighting) for sighting in sightings(name, material)
             ]
         except ChopperError as exc:
             failed[name] = str(exc)
@@ -158,17 +158,19 @@ def actions(run: Attribution, replay: Replay) -> Actions:
     )
 
 
-def _action(material: Material, replay: Replay, sighting: Sighting) -> tuple[Action, str]:
+def _action(
+    material: Material, replay: Replay, name: str, sighting: Sighting
+) -> tuple[Action, str]:
     """Return the action of removing a pattern, and why it is withheld, "" if it is not."""
     if sighting.saved_ns is not None:
-        action = _without_replay(material, sighting, sighting.saved_ns)
+        action = _without_replay(material, name, sighting, sighting.saved_ns)
         return action, _within_error(action)
     steps = _steps(replay, sighting)
     observed, predicted, _, ci95 = summary(steps.values())
     saved = observed - predicted
     each = [(before - after) / before for before, after, _ in steps.values() if before]
     action = Action(
-        detector=sighting.detector,
+        detector=name,
         saved_ns=round(saved),
         ci95_ns=None if ci95 is None else (round(ci95[0]), round(ci95[1])),
         saved_ratio=saved / observed if observed else 0.0,
@@ -191,7 +193,7 @@ def _own_ns(run: Attribution, sighting: Sighting) -> float:
     return time_ns / max(int(run.windows.num_rows), 1)
 
 
-def _without_replay(material: Material, sighting: Sighting, saved_ns: int) -> Action:
+def _without_replay(material: Material, name: str, sighting: Sighting, saved_ns: int) -> Action:
     """Return the action of a pattern whose whole time would be gone."""
     run, step = material.run, material.run.step_time()
     whole_ns, steps = run.observed_ns / len(run.ranks), run.windows.num_rows / len(run.ranks)
@@ -199,7 +201,7 @@ def _without_replay(material: Material, sighting: Sighting, saved_ns: int) -> Ac
         whole_ns, steps = step.loop_ns, step.steps_count
     share = saved_ns / whole_ns
     return Action(
-        detector=sighting.detector,
+        detector=name,
         saved_ns=round(saved_ns / steps),
         ci95_ns=None,
         saved_ratio=share,

@@ -95,7 +95,6 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """A pattern seen in a run, and what would be different without it.
 
     Attributes:
-        detector: its name.
         events: rank → rows of `device_event` that it is about.
         calls: rank → rows of `host_span` that it is about.
         phase, line: the place, where it is not that of the events and of the calls.
@@ -109,7 +108,6 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         of: what ``saved_ns`` is a part of: the traced steps, or the whole recorded loop.
     """
 
-    detector: str
     events: Mapping[int, np.ndarray]
     calls: Mapping[int, np.ndarray] = {}
     phase: str | None = None
@@ -151,7 +149,6 @@ def by_cause(name: str, run: Attribution, links: Mapping[int, Links]) -> Iterato
     place = where.line or (where.layer and f"layer {where.layer}") or where.op
     spent = {row.id for row in run.causes() if row.time_ns}
     yield Sighting(
-        detector=name,
         events=rows,
         changes=Changes(fix=tuple(cause for cause in one.causes if cause in spent)),
         phase=where.phase,

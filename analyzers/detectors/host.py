@@ -38,7 +38,6 @@ def launch_bound(run: Attribution, events: Events) -> Iterator[Sighting]:
     if time_ns < limits["least_ratio"] * run.observed_ns:
         return
     yield Sighting(
-        detector="launch_bound",
         events=rows,
         changes=Changes(fix=_REMOVED),
         evidence={
@@ -86,7 +85,6 @@ def optimizer_loops(
     for name, parts in by_optimizer.items():
         evidence = dict(zip(("kernels", "steps", "tensors"), counts[name].tolist(), strict=True))
         yield Sighting(
-            detector="optimizer_loops",
             events=parts["events"],
             calls=parts["calls"],
             host_gone=parts["host"],
@@ -128,7 +126,6 @@ def blocking_reads(
     for op in sorted(calls, key=lambda op: -waited[op])[:_MOST_READS]:
         evidence = {"op": op, "calls": sum(map(len, calls[op].values())), "waited_ns": waited[op]}
         yield Sighting(
-            detector="blocking_reads",
             events=copies[op],
             calls=calls[op],
             calm=calls[op],
@@ -156,7 +153,6 @@ def pageable_copies(
         waited_ns += int(link.host.dur_ns[rows].sum())
     if copies:
         yield Sighting(
-            detector="pageable_copies",
             events=copies,
             calls=calls,
             calm=calls,
@@ -196,7 +192,6 @@ def allocator_retries(run: Attribution, links: Mapping[int, Links]) -> Iterator[
             counts[kind[1] if kind else "Free"] += 1
     if calls:
         yield Sighting(
-            detector="allocator_retries",
             events=about,
             calls=calls,
             calm=calls,
@@ -253,7 +248,6 @@ def data_loading(run: Attribution, links: Mapping[int, Links]) -> Iterator[Sight
         where = "in code that was not recorded" if kind is None else _LOADERS[kind]
         where += _NO_STACKS if kind == "SingleProcess" and not has_stacks else ""
     yield Sighting(
-        detector="data_loading",
         events={rank: row[:0] for rank, row in rows.items()},
         changes=Changes(fix=(_FOR_DATA,)),
         phase="data",
@@ -380,7 +374,6 @@ def initialization(run: Attribution, links: Mapping[int, Links]) -> Iterator[Sig
     if slow_start is None:
         return
     yield Sighting(
-        detector="initialization",
         events={rank: np.zeros(0, np.int64) for rank in slow_start.rows},
         calls=slow_start.rows,
         saved_ns=sum(slow_start.idle_ns.values()) // len(run.joined),
@@ -409,7 +402,6 @@ def loop_phases(run: Attribution) -> Iterator[Sighting]:
     for phase, time_ns in step.loop_phases_ns.items():
         if time_ns > least_ratio * step.loop_ns:
             yield Sighting(
-                detector="loop_phases",
                 events={},
                 phase=phase,
                 saved_ns=time_ns,

@@ -74,7 +74,6 @@ def _fused(
         time_ns += int(ints(pieces, "time_ns")[chained].sum())
     if run_ns and time_ns >= limits_of(name)["least_ratio"] * run.observed_ns:
         yield Sighting(
-            detector=name,
             events={rank: rows for rank, (rows, _) in run_ns.items()},
             run_ns=run_ns,
             evidence={
@@ -130,7 +129,7 @@ def unfused_attention(events: Events, links: Mapping[int, Links]) -> Iterator[Si
     if gone:
         kernels = sum(map(len, gone.values()))
         evidence = {"calls": calls, "kernels": kernels, "dims": largest[1]}
-        yield Sighting(detector="unfused_attention", events=about, gone=gone, evidence=evidence)
+        yield Sighting(events=about, gone=gone, evidence=evidence)
 
 
 def _attention(links: Links, rows: np.ndarray) -> tuple[list[int], list[int], tuple[int, str]]:
@@ -230,7 +229,6 @@ def misaligned_products(events: Events) -> Iterator[Sighting]:
         ranks = events.rank[chosen]
         rows = {int(r): events.row[chosen][ranks == r] for r in np.unique(ranks)}
         yield Sighting(
-            detector="misaligned_products",
             events=rows,
             run_ns={rank: (rank_rows, quick[ranks == rank]) for rank, rank_rows in rows.items()},
             evidence={
@@ -277,7 +275,6 @@ def reduced_precision(run: Attribution, events: Events) -> Iterator[Sighting]:
         if rows:
             other, factor = next(iter(factors.items()))
             yield Sighting(
-                detector="reduced_precision",
                 events=rows,
                 run_ns=run_ns,
                 evidence={
@@ -300,7 +297,6 @@ def reduced_clock(run: Attribution) -> Iterator[Sighting]:
         if name == "compute.clock.power_cap" and (advice := determinism_advice(run)) is not None:
             how = f"{how} {advice}"
         yield Sighting(
-            detector="reduced_clock",
             events=rows,
             changes=Changes(fix=(name,)),
             evidence={
@@ -343,7 +339,6 @@ def unneeded_recomputation(run: Attribution, events: Events) -> Iterator[Sightin
     if rows:
         _, peak, capacity, activations = worst
         yield Sighting(
-            detector="unneeded_recomputation",
             events=rows,
             changes=Changes(fix=("compute.recompute",)),
             evidence={"peak": peak, "capacity": capacity, "activations": activations},

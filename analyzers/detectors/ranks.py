@@ -37,7 +37,6 @@ def late_rank(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
         late = "is a straggler"
         reason = f"it spends more time than others on {fmt.inside(CAUSES[worst.cause].label)}"
     yield Sighting(
-        detector="late_rank",
         events={worst.rank: events.row[mine]},
         changes=Changes(fix=("communication.wait",)),
         evidence={
@@ -87,7 +86,6 @@ def uneven_work(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
     run_ns = _balanced(events)
     rank = uneven.worst.rank
     yield Sighting(
-        detector="uneven_work",
         events={rank: run_ns[rank][0]},
         run_ns=run_ns,
         changes=Changes(fix=("communication.wait",)) if uneven.kind == "pipeline" else None,
@@ -167,7 +165,6 @@ def repeated_reductions(
         gone[rank] = np.sort(np.concatenate(removable))
     if any(len(rows) for rows in gone.values()):
         yield Sighting(
-            detector="repeated_reductions",
             events=gone,
             gone=gone,
             phase="backward",
@@ -223,7 +220,6 @@ def small_collectives(run: Attribution) -> Iterator[Sighting]:
         if rows:
             calls, sent, latency_ns = np.sum(many, axis=0).tolist()
             yield Sighting(
-                detector="small_collectives",
                 events=rows,
                 run_ns=run_ns,
                 evidence={

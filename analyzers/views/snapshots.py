@@ -33,8 +33,7 @@ def allocator_replay(run: Attribution) -> Rows:
     A tensor that another stream used (`record_stream`, as in FSDP1) is free when the device has
     passed an event: timing decides which block serves the next request. `drawn` repeats the history
     with the recorded delays of such frees in another order; `deferred` frees at fixed points of the
-    program, as FSDP2 does. Both need a replay that reproduces what the snapshot recorded, within 1
-    %.
+    program, as FSDP2 does. Both need a replay that reproduces what the snapshot recorded to 1 %.
 
     title: Allocator replay
     section: Memory

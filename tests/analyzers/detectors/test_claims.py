@@ -70,7 +70,7 @@ def test_calls_that_recur_in_later_steps_initialize_nothing(
     found = initialization_of(material.run, material.links)
     assert (found and found.description.replace(name, "NAME")) == said
     titles = [
-        report._title(actions._action(material, Replay(material.run), seen)[0])
+        report._title(actions._action(material, Replay(material.run), "initialization", seen)[0])
         for seen in actions.sightings("initialization", material)
     ]
     assert [title.partition(": ")[2].replace(name, "NAME") for title in titles] == (
