@@ -35,7 +35,7 @@ class Compiled:
     """One training step of a module, as eager PyTorch and as torch.compile launch it."""
 
     eager: list[dict[str, Any]]
-    """Operators with their calls, as :func:`chopper.collectors.fake_tensors.capture_operators`."""
+    """Operators with their calls, as :func:`chopper.collectors.fake_tensors.rows_of`."""
     compiled: list[dict[str, Any]]
     """Triton kernels, and calls of libraries that torch.compile leaves, such as products."""
     captured_count: int
