@@ -14,6 +14,7 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.names import is_program_frame
 from chopper.analyzers.trace.nesting import cut
+from chopper.analyzers.trace.totals import window_keys
 from chopper.causes import Level
 
 _MOST = 0.5
@@ -63,8 +64,7 @@ def line_in_steps(
     windows = near.windows.take(rows)
 
     def inside(table: pa.Table) -> pa.Table:
-        keys = [ints(t, "rank") << 32 | ints(t, "step_index") for t in (table, windows)]
-        return table.filter(np.isin(*keys))
+        return table.filter(np.isin(window_keys(table), window_keys(windows)))
 
     gaps, pieces = inside(near.gaps), inside(near.pieces)
     some = replace(near, windows=windows, gaps=gaps, pieces=pieces, superset=None, part=None)

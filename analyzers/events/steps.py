@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.trace import windows
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.errors import JSON_ERRORS
 
@@ -35,31 +34,9 @@ def steps_of(run: Attribution, rank: int) -> pa.Table:
     return table if table.num_rows else windows_of(run, rank)
 
 
-@dataclass(frozen=True)
-class TracedSteps:
-    """Traced steps of one rank on the host, in order."""
-
-    number: np.ndarray
-    start_ns: np.ndarray
-    end_ns: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.number)
-
-    def index_at(self, time_ns: np.ndarray) -> np.ndarray:
-        """Return the index of the step at each time, -1 for none; 0 where there are no steps."""
-        if not len(self):
-            return np.zeros(len(time_ns), dtype=np.int64)
-        step = np.searchsorted(self.start_ns, time_ns, side="right") - 1
-        inside = (step >= 0) & (time_ns < self.end_ns[np.maximum(step, 0)])
-        return np.where(inside, step, -1)
-
-
-def traced_steps(run: Attribution, rank: int) -> TracedSteps:
+def traced_steps(run: Attribution, rank: int) -> windows.Steps:
     """Return the traced steps of a rank. STEP -> numbers and times."""
-    step = step_table(run, rank)
-    traced = step.filter(step["traced"]) if step.num_rows else step
-    return TracedSteps(*(ints(traced, name) for name in ("number", "start_ns", "end_ns")))
+    return windows.traced_steps(step_table(run, rank))
 
 
 def tokens_of(run: Attribution, rank: int) -> int | None:
@@ -141,7 +118,7 @@ def spans_in_steps(run: Attribution, rank: int) -> tuple[np.ndarray, int]:
         steps = steps.filter(pc.is_in(steps["number"], value_set=run.windows["number"]))
     if not steps.num_rows:
         return np.ones(host.num_rows, dtype=bool), 1
-    traced = TracedSteps(*(ints(steps, name) for name in ("number", "start_ns", "end_ns")))
+    traced = windows.traced_steps(steps)
     time_ns = ints(host, "start_ns")
     if run.all_steps is run:
         # What lies between two steps belongs to their windows.

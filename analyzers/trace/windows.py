@@ -48,6 +48,14 @@ class Steps:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def index_at(self, time_ns: np.ndarray) -> np.ndarray:
+        """Return the index of the step at each time, -1 for none; 0 where there are no steps."""
+        if not len(self):
+            return np.zeros(len(time_ns), dtype=np.int64)
+        step = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        inside = (step >= 0) & (time_ns < self.end_ns[np.maximum(step, 0)])
+        return np.where(inside, step, -1)
+
 
 def traced_steps(step: pa.Table) -> Steps:
     """Return the steps that the trace covers. STEP -> Steps."""

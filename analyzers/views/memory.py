@@ -20,10 +20,11 @@ from chopper.analyzers.events.allocations import (
     phase_at,
 )
 from chopper.analyzers.events.groups import reals
-from chopper.analyzers.events.steps import TracedSteps, step_table, traced_steps
+from chopper.analyzers.events.steps import step_table, traced_steps
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints
 from chopper.analyzers.trace.samples import of_rank
+from chopper.analyzers.trace.windows import Steps
 from chopper.analyzers.views import Rows, view
 from chopper.wording import device_name
 
@@ -182,7 +183,7 @@ def memory_steps(run: Attribution) -> Rows:
     return rows
 
 
-def _of_device(clock: pa.Table, events: MemoryEvents, steps: TracedSteps) -> list[dict[str, Any]]:
+def _of_device(clock: pa.Table, events: MemoryEvents, steps: Steps) -> list[dict[str, Any]]:
     """One row per step."""
     rows: list[dict[str, Any]] = []
     # Stable: in time order within each step.
