@@ -18,7 +18,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from ctypes import byref, c_uint32
+from ctypes import byref, c_uint32, create_string_buffer
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from chopper.collectors.devices import (
     columns_of,
     local_ranks,
 )
-from chopper.collectors.sampler import ONCE_HZ
+from chopper.collectors.sampler import ONCE_HZ, Sink
 from chopper.errors import CollectorUnavailable
 
 ERRORS = Errors("amdsmi")
@@ -163,7 +163,7 @@ def _device(wrapper: Any, interface: Any, handle: Any, position: int) -> AmdDevi
         device.uuid = info.hip_uuid.decode(errors="replace") or None
     with contextlib.suppress(interface.AmdSmiException):
         device.pci_address = interface.amdsmi_get_gpu_device_bdf(handle)
-    text = ctypes.create_string_buffer(16)
+    text = create_string_buffer(16)
     if wrapper.amdsmi_get_gpu_compute_partition(handle, text, ctypes.c_uint32(16)) == 0:
         device.partition = text.value.decode(errors="replace") or None
     return device
@@ -241,13 +241,17 @@ _MOST_GB_PER_S = 1024
 _NOT_AVAILABLE = "not available on this device"
 _CALL = "amdsmi_get_gpu_metrics_info"
 _CLOCK_GFX = 0
+_DIES = (("gfx", "current_gfxclks"), ("soc", "current_socclks"))
 _READ_KB, _WRITE_KB = "xgmi_read_data_acc", "xgmi_write_data_acc"
+_LINK_UP = 1
+_NO_PART = 0xFFFFFFFF
 
 # Call -> structure that it fills, and its arguments between the device and that.
 _CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "amdsmi_get_clock_info": ("amdsmi_clk_info_t", (c_uint32(_CLOCK_GFX),)),
     "amdsmi_get_power_cap_info": ("amdsmi_power_cap_info_t", (c_uint32(0),)),
     "amdsmi_get_gpu_vram_usage": ("amdsmi_vram_usage_t", ()),
+    "amdsmi_get_gpu_kfd_info": ("amdsmi_kfd_info_t", ()),
 }
 
 
@@ -519,8 +523,87 @@ def _power_basis(metrics: Metrics) -> str | None:
     return "average" if averaged else None
 
 
+class PartSource(_Source):
+    """Dies and links one by one. -> DEVICE_DIE, DEVICE_LINK."""
+
+    name: ClassVar[str] = "amdsmi_parts"
+    tables: ClassVar[tuple[str, ...]] = ("device_die", "device_link")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._missing: list[str] = []
+
+    def _describe(self, reader: DeviceReader, device: AmdDevice) -> None:
+        metrics = Metrics(self._wrapper, device)
+
+        def read() -> list[tuple[Any, ...]]:
+            metrics.fill()
+            return list(_parts(metrics))
+
+        reader.columns = ["parts"]
+        reader.add(Getter(_CALL, "parts", read))
+
+    def open(self) -> None:
+        """Initialize the library, find the devices, read each once."""
+        super().open()
+        tables = {table for row in self._rows for (table, *_) in (row[0] if row else ())}
+        self._missing = [table for table in self.tables if table not in tables]
+        if len(self._missing) == len(self.tables):
+            self.close()
+            raise CollectorUnavailable("no device reports its dies or links separately")
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Table, or table and device → why nothing is told of it."""
+        return super().absent | dict.fromkeys(self._missing, _NOT_AVAILABLE)
+
+    def _add(self, sink: Sink, device: AmdDevice, reader: DeviceReader, now_ns: int) -> None:
+        for table, *values in (reader.read(now_ns) or [()])[0]:
+            sink.add(table, device.index, device.uuid, *values)
+
+
+def _parts(metrics: Metrics) -> Iterable[tuple[Any, ...]]:
+    """Yield the table and the values of each die and each link."""
+    for domain, name in _DIES:
+        for die, clock_mhz in enumerate(metrics.items(name)):
+            if clock_mhz:
+                yield "device_die", domain, die, clock_mhz * _MEGA
+    received, sent = metrics.items(_READ_KB), metrics.items(_WRITE_KB)
+    states = metrics.items("xgmi_link_status")
+    for link, (rx_kb, tx_kb) in enumerate(zip(received, sent, strict=True)):
+        if rx_kb is None and tx_kb is None:
+            continue
+        up = states[link] == _LINK_UP if states and states[link] is not None else None
+        yield "device_link", link, _kib(tx_kb), _kib(rx_kb), up
+
+
 def _kib(value: int | None) -> int | None:
     return None if value is None else held(value * _KIB)
+
+
+class PartitionSource(_Source):
+    """The partitioning of the devices. -> DEVICE_PARTITION."""
+
+    name: ClassVar[str] = "amdsmi_partition"
+    tables: ClassVar[tuple[str, ...]] = ("device_partition",)
+    answers: ClassVar[dict[str, tuple[Unit, str, str]]] = {
+        "partition_id": (
+            Unit(most=_NO_PART - 1),
+            "amdsmi_get_gpu_kfd_info",
+            "current_partition_id",
+        ),
+    }
+
+    def _values(self, reading: _Reading, now_ns: int | None) -> dict[str, Any]:
+        del now_ns
+        text = create_string_buffer(16)
+        handle = reading.device.handle
+        refused = self._wrapper.amdsmi_get_gpu_memory_partition(handle, text, c_uint32(16))
+        return {
+            "pci_address": reading.device.pci_address,
+            "compute_partition": reading.device.partition,
+            "memory_partition": None if refused else text.value.decode(errors="replace") or None,
+        }
 
 
 NAME = "amdsmi"
@@ -530,7 +613,7 @@ BY_DEFAULT = True
 class AmdCollector(DeviceCollector[AmdDevice]):
     """Samples every AMD device of the host, in a process of its own.
 
-    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_LIMIT.
+    -> DEVICE_CLOCK, DEVICE_COUNTER, DEVICE_DIE, DEVICE_LINK, DEVICE_LIMIT, DEVICE_PARTITION.
 
     Args:
         hz: most readings per second of the fast tier: clocks, power, what holds the clock down.
@@ -546,7 +629,9 @@ class AmdCollector(DeviceCollector[AmdDevice]):
     sources: ClassVar[str] = __name__
     rates_hz: ClassVar[dict[str, float]] = {
         "CounterSource": 10.0,
+        "PartSource": 10.0,
         "LimitSource": ONCE_HZ,
+        "PartitionSource": ONCE_HZ,
     }
 
     def devices(self) -> list[AmdDevice]:

@@ -315,6 +315,56 @@ def test_a_binding_that_lacks_fields_leaves_their_columns_out(play: Player) -> N
 
 
 @needs_amdsmi
+def test_dies_and_links_one_by_one(play: Player) -> None:
+    lines = [
+        ONE,
+        play.set(0, "current_gfxclks", 2100, item=0),
+        play.set(0, "current_gfxclks", 1900, item=3),
+        play.set(0, "current_socclks", 1200, item=1),
+        play.set(0, "xgmi_read_data_acc", 3, item=0),
+        play.set(0, "xgmi_write_data_acc", 4, item=0),
+        play.set(0, "xgmi_write_data_acc", 1 << 60, item=2),
+        play.set(0, "xgmi_link_status", 1, item=0),
+    ]
+    code = "s = opened(_sources.PartSource()); print(json.dumps([rows(s, 0), s.absent]))"
+    found, absent = play(lines, code)
+    uuid = "GPU-e1e8b5c8c3a9f2d1"
+    assert [list(row.values()) for row in found] == [
+        [0, uuid, "gfx", 0, 2_100_000_000],
+        [0, uuid, "gfx", 3, 1_900_000_000],
+        [0, uuid, "soc", 1, 1_200_000_000],
+        [0, uuid, 0, 4 * 1024, 3 * 1024, True],
+        # More than any count can be is no count; no status is no status.
+        [0, uuid, 2, None, None, None],
+    ]
+    assert absent == {}
+
+
+@needs_amdsmi
+def test_devices_that_tell_nothing_apart_are_refused(play: Player) -> None:
+    code = """
+    from chopper.errors import CollectorUnavailable
+    try:
+        _sources.PartSource().open()
+    except CollectorUnavailable as exc:
+        print(json.dumps(str(exc)))
+    """
+    assert play([ONE], code) == "no device reports its dies or links separately"
+
+
+@needs_amdsmi
+def test_partitions_are_listed_with_their_socket(play: Player) -> None:
+    lines = ["gpu 0 0 GPU-a CPX", "gpu 1 1 GPU-b CPX"]
+    first, second = read(play, lines, "PartitionSource", 0)
+    assert (first["device_uuid"], second["device_uuid"]) == ("GPU-a", "GPU-b")
+    assert first["compute_partition"] == "CPX"
+    # This library does not answer for these: unknown, not zero.
+    assert first["memory_partition"] is None
+    assert first["partition_id"] is None
+    assert first["pci_address"]
+
+
+@needs_amdsmi
 def test_partitions_say_whose_power_it_is(play: Player) -> None:
     ok, reason, _ = play([ONE.replace("SPX", "CPX")], "print(json.dumps(probed()))")
     assert ok

@@ -12,10 +12,41 @@ import pytest
 
 from chopper.analyzers.events.meter import meter_of
 from chopper.collectors import procfs
-from chopper.collectors.host._machine import RaplSource
+from chopper.collectors.host._machine import CoreClockSource, RaplSource
 from chopper.errors import CollectorUnavailable
 from chopper.hardware.environment import affinity_nodes, environment
 from tests.collectors.sampled import put, take
+
+
+def core(root: Path, number: int, khz: str) -> Path:
+    return put(root, f"sys/devices/system/cpu/cpu{number}/cpufreq/scaling_cur_freq", khz)
+
+
+def test_core_clocks_are_hertz_in_the_order_of_cores(tmp_path: Path) -> None:
+    for number in (0, 2, 10):
+        core(tmp_path, number, str(2_000_000 + number))
+    put(tmp_path, "sys/devices/system/cpu/cpufreq/policy0/scaling_governor", "performance")
+    source = CoreClockSource(str(tmp_path))
+    source.open()
+    assert take(source) == [(0, 2_000_000_000), (2, 2_000_002_000), (10, 2_000_010_000)]
+
+
+def test_a_core_without_a_clock_now_has_no_row(tmp_path: Path) -> None:
+    file = core(tmp_path, 0, "0")
+    core(tmp_path, 1, "<unknown>")
+    source = CoreClockSource(str(tmp_path))
+    source.open()
+    assert take(source) == []
+    file.write_text(f"{1 << 64}\n")
+    assert take(source) == []
+    file.write_text("1500000\n")
+    assert take(source) == [(0, 1_500_000_000)]
+
+
+def test_a_machine_without_cpufreq_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices/system/cpu/cpu0").mkdir(parents=True)
+    with pytest.raises(CollectorUnavailable, match="cpufreq: not found"):
+        CoreClockSource(str(tmp_path)).open()
 
 
 def domain(root: Path, folder: str, name: str, uj: int, top_uj: int | None = 1_000_000) -> Path:

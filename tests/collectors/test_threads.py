@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from chopper.collectors.host._machine import CycleSource
 from chopper.collectors.host._processes import (
     EVENTS,
     EventSource,
@@ -202,3 +203,73 @@ def test_a_count_is_made_up_for_the_time_that_others_had_the_counter(tmp_path: P
         descriptor = os.open(file, os.O_RDONLY)
         assert read_event(descriptor) == expected
         os.close(descriptor)
+
+
+# The cores' own counters.
+
+
+def registers(root: Path, core: int, aperf: int, mperf: int) -> None:
+    """A register file as the msr driver shows it: eight bytes at the number of the register."""
+    data = bytearray(0xE8 + 8)
+    # Two registers, one byte apart by number: whoever reads at an offset reads eight bytes there.
+    path = root / f"dev/cpu/{core}/msr"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(data))
+    _VALUES[str(path)] = {0xE7: mperf, 0xE8: aperf}
+
+
+_VALUES: dict[str, dict[int, int]] = {}
+
+
+@pytest.fixture
+def msr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pread of a register file gives the register's value, as the driver does."""
+    real = os.pread
+
+    def pread(fd: int, count: int, offset: int) -> bytes:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if path in _VALUES:
+            return _VALUES[path][offset].to_bytes(8, "little")
+        return real(fd, count, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+
+@pytest.mark.usefixtures("msr")
+def test_the_clock_of_a_core_is_the_ratio_of_its_counters(tmp_path: Path) -> None:
+    registers(tmp_path, 0, 1000, 1000)
+    registers(tmp_path, 1, 1 << 40, 1 << 40)
+    for core in (0, 1):
+        put(tmp_path, f"sys/devices/system/cpu/cpu{core}/cpufreq/base_frequency", "2500000\n")
+    source = CycleSource(str(tmp_path))
+    source.open()
+    registers(tmp_path, 0, 1000 + 640, 1000 + 800)  # at 80 % of 2.5 GHz
+    registers(tmp_path, 1, 1 << 40, 1 << 40)  # did not run
+    assert taken(source) == [{"core_id": 0, "clock_ratio": 0.8, "clock_hz": 2_000_000_000}]
+    registers(tmp_path, 0, 10, 10)  # set back: nothing is known of this time
+    registers(tmp_path, 1, (1 << 40) + 300, (1 << 40) + 200)
+    assert taken(source) == [{"core_id": 1, "clock_ratio": 1.5, "clock_hz": 3_750_000_000}]
+    source.close()
+
+
+@pytest.mark.usefixtures("msr")
+def test_without_a_nominal_clock_the_ratio_stays(tmp_path: Path) -> None:
+    registers(tmp_path, 0, 5, 5)
+    source = CycleSource(str(tmp_path))
+    source.open()
+    registers(tmp_path, 0, 15, 15)
+    assert taken(source) == [{"core_id": 0, "clock_ratio": 1.0, "clock_hz": None}]
+    assert "core_cycle.clock_hz" in source.absent
+    source.close()
+
+
+@pytest.mark.usefixtures("msr")
+def test_counters_that_a_hypervisor_holds_at_zero_are_absent(tmp_path: Path) -> None:
+    registers(tmp_path, 0, 0, 0)
+    with pytest.raises(CollectorUnavailable, match="does not count"):
+        CycleSource(str(tmp_path)).open()
+
+
+def test_no_msr_driver_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(CollectorUnavailable, match="modprobe msr"):
+        CycleSource(str(tmp_path)).open()

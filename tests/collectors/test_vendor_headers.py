@@ -98,9 +98,10 @@ SLOWDOWNS = {
 
 def named(prefix: str, number: int) -> str:
     """The binding's name of a number, without its prefix; some have two."""
-    names = [n for n, value in vars(pynvml).items() if n.startswith(prefix) and value == number]
-    shortest: str = min(names, key=len)
-    return shortest.removeprefix(prefix)
+    names: list[str] = [
+        n for n, value in vars(pynvml).items() if n.startswith(prefix) and value == number
+    ]
+    return min(names, key=len).removeprefix(prefix)
 
 
 def factors() -> dict[str, tuple[int, float]]:
@@ -261,11 +262,13 @@ USED_OF_AMD = {
     "amdsmi_clk_info_t": ("min_clk",),
     "amdsmi_power_cap_info_t": ("min_power_cap",),
     "amdsmi_vram_usage_t": (),
+    "amdsmi_kfd_info_t": (),
 }
 AMD_CONSTANTS = {
     "AMDSMI_INIT_AMD_GPUS": amd._INIT_GPUS,
     "AMDSMI_CLK_TYPE_GFX": amd._CLOCK_GFX,
     "AMDSMI_CLK_TYPE_SYS": amd._CLOCK_GFX,
+    "AMDSMI_XGMI_LINK_UP": amd._LINK_UP,
     "AMDSMI_STATUS_NO_PERM": knobs._AMDSMI_NO_PERMISSION,
 }
 AMD_LOSSES = {
@@ -309,7 +312,7 @@ def test_what_is_used_of_amdsmi_is_its_bindings(
     sources = (amd.ClockSource, amd.CounterSource, amd.LimitSource)
     read = {name for source in sources for _, names in source.fields.values() for name in names}
     assert read | set(amd._RESIDENCIES) <= metrics
-    for source in sources:
+    for source in (*sources, amd.PartitionSource):
         for _, call, member in source.answers.values():
             assert member in bound["layouts"][amd._CALLS[call][0]]["at"], member
     codes = set(bound["status"].values()) - {0}
