@@ -84,6 +84,7 @@ def misbehave(how: str, folder: Path) -> str | None:
     return f"said {how} in {folder.name}" if how == "word" else None
 
 
+@pytest.mark.long
 def test_crashes_hangs_and_memory_of_a_worker_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzz.pool.CPU_MOST_S", 2.0)
     jobs = ["well", "crash", "memory", "raise", "hang", "word", "well"]

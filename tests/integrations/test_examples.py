@@ -78,8 +78,6 @@ TRAINERS = (
     ),
     Example("ray", 20, None, {"checkpoint": 4}, ranks=2),
 )  # fmt: skip
-IN_EVERY_RUN = ("lightning",)
-"""Trainers that `make test` compares with the command."""
 
 
 def run(
@@ -202,19 +200,8 @@ def test_an_example_records_its_steps_and_phases(tmp_path):
     by_phase(run_example(example, tmp_path))
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(
-            example,
-            id=example.trainer,
-            marks=[pytest.mark.slow]
-            if example.trainer in IN_EVERY_RUN
-            else [pytest.mark.slow, pytest.mark.long],
-        )
-        for example in TRAINERS
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("example", TRAINERS, ids=lambda e: e.trainer)
 def test_two_lines_record_what_the_command_records(example, tmp_path):
     with_lines = compare(example, tmp_path)
     if example.trainer == "trl":

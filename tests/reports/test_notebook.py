@@ -135,6 +135,7 @@ def test_names_of_a_trace_stay_text(results: Any) -> None:
     assert not [tag for tag, _ in _Frames(_within(html)).elements if tag in ("img", "a", "script")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_notebook_records_and_shows_a_run(tmp_path: Path) -> None:
     # It runs where it lies.

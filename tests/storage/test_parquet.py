@@ -165,6 +165,7 @@ def test_a_row_keeps_the_rank_that_it_names(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_ranks(tmp_path: Path) -> None:
     """200 ranks, whose rows take 800 MB, are summed up in 300 MB more than one rank takes.
 

@@ -9,7 +9,13 @@ import pytest
 CASES = "tests.workloads.primitive_cases"
 
 
-@pytest.mark.parametrize(("of", "count", "steps"), [(2, 1, 30), (3, 37, 20), (4, 64, 10)])
+@pytest.mark.parametrize(
+    ("of", "count", "steps"),
+    [
+        (3, 37, 10),
+        *(pytest.param(*rows, marks=pytest.mark.long) for rows in ((2, 1, 30), (4, 64, 10))),
+    ],
+)
 def test_rows_come_whole_in_every_step_whoever_is_late(ranks, of, count, steps):
     assert ranks.run(CASES, "swap", of, steps=steps, count=count, seed=of) == ["done"] * of
 

@@ -16,10 +16,10 @@ SCATTER = {"operation": "scatter", "rows": 21, "k": 20, "n": 20}
 @pytest.mark.parametrize(
     ("case", "order", "of"),
     [
-        (GATHER, "rows", 3),
-        (GATHER, "ring", 4),
+        (GATHER, "ring", 3),
         (SCATTER, "rows", 2),
-        (SCATTER, "ring", 4),
+        pytest.param(GATHER, "rows", 4, marks=pytest.mark.long),
+        pytest.param(SCATTER, "ring", 4, marks=pytest.mark.long),
     ],
 )
 def test_products_are_those_of_torch_in_every_order(ranks, case, order, of):

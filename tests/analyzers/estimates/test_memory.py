@@ -110,7 +110,7 @@ def tracked(*words: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("words", "count"),
     [
-        pytest.param(["--few"], 6, id="few"),
+        pytest.param(["--few"], 6, id="few", marks=pytest.mark.long),
         pytest.param([], 37, id="all", marks=pytest.mark.long),
     ],
 )

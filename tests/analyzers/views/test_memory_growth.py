@@ -94,7 +94,8 @@ for step in range(120):
 """
 
 
-@pytest.mark.parametrize("kind", ["keeps", pytest.param("drops", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["keeps", "drops"])
 def test_a_program_that_keeps_tensors_is_named(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["-o", "run", "--no-trace", "--", sys.executable, "train.py", kind]
