@@ -125,6 +125,8 @@ def sampled(run: Attribution, rank: int) -> dict[str, Sampled]:
 def _cores(run: Attribution, rank: int) -> dict[str, Sampled | None]:
     """Samples of the cores of a rank's host, taken by whichever of its ranks sampled them."""
     table = table_beside(run.recording, rank, "cpu_core")
+    if not table.num_rows:
+        return {}
     active = pc.greater(table["busy_ratio"], 0).cast(pa.float64())
     table = table.append_column("active_ratio", active)
     by_time = table.group_by("time_ns").aggregate([(n, "sum") for n in _SHARES.values()])
