@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.predictions import Prediction, error_interval, level, waiting
-from benchmarks.replay import measured
-from tests.known_causes.injections.plan import ARRIVAL, MEETING, Truth
+from benchmarks.predictions import Prediction, error_interval, level
 
 
 def prediction(predicted: float, interval: tuple[float, float] | None = None) -> Prediction:
@@ -43,14 +41,6 @@ def test_the_verdict_tells_error_from_chance(
     assert prediction(predicted, interval).verdict == verdict
 
 
-def test_the_table_has_interval_and_verdict_of_each_row() -> None:
-    row = measured([prediction(51e6, (-0.01, 0.06))]).splitlines()[-1]
-    assert row == (
-        "| slow dataset, 30 ms | `--fix data` | 36 | 90.0 ms | 51.0 ms | 50.0 ms | +2.0 % | "
-        "−1.0 % … +6.0 % | within the bar |"
-    )
-
-
 def test_a_machine_that_was_slower_in_one_recording_is_no_error() -> None:
     pairs = np.array([[30.0, 11.0, 10.0]] * 5)
     both = level([pairs, 3 * pairs])
@@ -68,14 +58,3 @@ def test_the_interval_holds_the_error_and_is_none_without_noise() -> None:
     low, high = error_interval(pairs)
     assert low < 0.03 < high
     assert high - low < 0.04
-
-
-def test_waiting_is_by_the_clocks_of_the_ranks() -> None:
-    # Rank 0 waits 5 at the barrier of step 0 and 2 at its collective; rank 1 waits in step 1.
-    truths = [
-        Truth(injected_ns={MEETING: [10, 50], ARRIVAL: [20, 60]}),
-        Truth(injected_ns={MEETING: [15, 47], ARRIVAL: [22, 59]}),
-    ]
-    assert waiting(truths, 0) == {0: 7, 1: 0}
-    assert waiting(truths, 1) == {0: 0, 1: 4}
-    assert waiting(truths, None) == {}

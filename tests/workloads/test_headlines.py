@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,16 +57,6 @@ def test_a_row_holds_what_is_stated_what_is_here_the_ratio_and_the_interval():
         "| S | c | 9× | – | no clock was sampled | – | – | not shown here |  |",
         "| S | c | 9× | – | 123456 MB | – | – | – |  |",
     ]
-
-
-def test_only_the_marked_part_of_a_page_changes(headlines):
-    text = f"before\n{headlines.begin('a')}\nold\n<!-- end -->\nbetween\n"
-    text += f"{headlines.begin('b')}\n<!-- end -->\nafter\n"
-    made = headlines.filled(text, "a", ["new", ""])
-    assert made == text.replace("\nold\n", "\n\nnew\n\n")
-    assert headlines.filled(made, "a", ["new"]) == made  # written again, it is the same
-    with pytest.raises(SystemExit, match="has no part between <!-- measured: c -->"):
-        headlines.filled(text, "c", [])
 
 
 def test_each_page_holds_what_is_written_from_the_experiments(headlines, tmp_path):
@@ -162,28 +151,6 @@ def test_each_estimate_is_held_against_the_number_that_is_stated(headlines, monk
 )
 def test_a_verdict_is_of_the_interval_and_a_tenth(headline, verdict):
     assert headline.verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gemn"], "no workload is called"),
-        (["fsdp2"], "fsdp2 is no experiment"),
-        (["--keep"], "name the experiments' directory with --output"),
-        (["--docs", __file__], "cannot be read"),
-        (["--docs", str(ROOT / "docs"), "--output", "nowhere"], "cannot be read"),
-        (["gemm", "--docs", str(ROOT / "docs/workloads")], "--docs takes all: fsdp, "),
-    ],
-)
-def test_wrong_words_are_refused_before_anything_runs(
-    headlines, monkeypatch, capsys, words, message
-):
-    monkeypatch.setattr(sys, "argv", ["headlines", *words])
-    monkeypatch.setattr(headlines, "run", lambda *_: pytest.fail("it ran"))
-    with pytest.raises(SystemExit) as refused:
-        headlines.main()
-    assert refused.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 def measured(workload, numbers, *, ranks=2, **options):
