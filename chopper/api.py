@@ -23,7 +23,7 @@ from chopper.quantities import one_of
 from chopper.reports import tables as result_tables
 from chopper.storage.run import Run as Recording
 from chopper.storage.run import ranks_of
-from chopper.tables import TABLES
+from chopper.tables import GROUPS, TABLES
 from chopper.tables.frames import Table
 
 if TYPE_CHECKING:
@@ -82,15 +82,57 @@ class Run:
         """Return a view of the run; see :meth:`Attribution.view`."""
         return self.attribution.view(name)
 
-    def table(self, name: str) -> Table:
-        """Return a recorded or derived table of all ranks; see :func:`query`.
+    def scan(
+        self,
+        name: str,
+        *,
+        ranks: Sequence[int] | None = None,
+        steps: Sequence[int] | None = None,
+    ) -> Table:
+        """Return a recorded or derived table, of all ranks and times unless some are chosen.
+
+        Args:
+            name: a table that `chopper schema` lists.
+            ranks: numbers of ranks.
+            steps: numbers of traced steps: rows of these steps, or that begin within them.
 
         Raises:
-            UsageError: no such table.
+            UsageError: no such table, rank or step, or a table that has no ranks or times.
         """
         chosen = _one_of("table", name, TABLES)
-        rows = query(self, f'FROM "{chosen}"').arrow().cast(schema_of(chosen))
+        columns = schema_of(chosen).names
+        conditions = []
+        for kind, wanted in (("ranks", ranks), ("steps", steps)):
+            if (numbers := _numbers(kind, wanted)) is not None:
+                conditions.append(self._within(chosen, columns, kind, numbers))
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        rows = query(self, f'FROM "{chosen}"{where}').arrow().cast(schema_of(chosen))
         return Table.declared(rows, TABLES[chosen])
+
+    def _within(self, table: str, columns: list[str], kind: str, numbers: Sequence[int]) -> str:
+        """Return the condition that rows are of some ranks, or of some steps."""
+        times = [n for n in ("start_ns", "time_ns") if n in columns]
+        if "step_index" not in columns and TABLES[table] in GROUPS["analysis"]:
+            times = [n for n in times if n == "start_ns"]  # elsewhere time_ns is a duration
+        if "rank" not in columns or (kind == "steps" and not {"step_index", *times} & {*columns}):
+            raise UsageError(f"table {table!r} has no {kind}; leave out {kind}=")
+        if kind == "ranks":
+            known = [row["rank"] for row in self.ranks]
+            _known("rank", numbers, known, "is in the run")
+            return f"rank IN ({', '.join(map(str, numbers)) or 'NULL'})"
+        windows = [*query(self, 'FROM "window"')]
+        _known("step", numbers, sorted({w["number"] for w in windows}), "was traced")
+        each = [
+            f"rank = {w['rank']} AND "
+            + (
+                f"step_index = {w['step_index']}"
+                if "step_index" in columns
+                else f"{times[0]} BETWEEN {w['start_ns']} AND {w['end_ns'] - 1}"
+            )
+            for w in windows
+            if w["number"] in numbers
+        ]
+        return f"({' OR '.join(f'({condition})' for condition in each) or 'false'})"
 
     def query(self, sql: str) -> Table:
         """Run SQL over the tables and views of the run; see :func:`query`."""
@@ -302,6 +344,13 @@ def _numbers(kind: str, numbers: object) -> Sequence[int] | None:
                 f"{kind}=[0, 1]"
             )
     return [operator.index(number) for number in found]
+
+
+def _known(kind: str, numbers: Sequence[int], known: Sequence[int], state: str) -> None:
+    """Raise a `UsageError` where one of the numbers is not known."""
+    for number in numbers:
+        if number not in known:
+            raise UsageError(f"no {kind} {number} {state}: it has {fmt.ranges(known)}")
 
 
 def _source(source: object) -> Source:

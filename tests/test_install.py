@@ -101,7 +101,7 @@ def test_a_recording_elsewhere_is_refused_in_a_line(monkeypatch: pytest.MonkeyPa
 def test_a_polars_frame_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(UsageError, match=r"pip install 'chopper-profiler\[polars\]'"):
-        chopper.load(TRACES[0]).table("step").pl()
+        chopper.load(TRACES[0]).scan("step").pl()
 
 
 def test_core_dependencies_are_thirteen_at_most() -> None:

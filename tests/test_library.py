@@ -115,6 +115,21 @@ def test_every_table_sums_to_the_step(recording: str) -> None:
             assert (parts.sum(axis=1) == frame["step_ns"]).all()
 
 
+@pytest.mark.parametrize("name", ["piece", "gap", "host_span", "event_link", "window", "step"])
+def test_ranks_and_steps_of_a_table_are_its_rows_there(name: str, run: chopper.Run) -> None:
+    every, part = run.scan(name).df(), run.scan(name, ranks=[1], steps=[4, 6]).df()
+    windows = run.scan("window", ranks=[1], steps=[4, 6])
+    if "step_index" in every:
+        within = every["step_index"].isin([w["step_index"] for w in windows])
+    else:
+        starts = [every["start_ns"].between(w["start_ns"], w["end_ns"] - 1) for w in windows]
+        within = starts[0] | starts[1]
+    expected = every[within & (every["rank"] == 1)].reset_index(drop=True)
+    assert len(windows) == 2
+    assert 0 < len(part) < len(every)
+    pd.testing.assert_frame_equal(part, expected)
+
+
 def test_a_table_is_the_same_in_pandas_polars_arrow_and_duckdb(run: chopper.Run) -> None:
     table = run.view("kernels")
     frame, polars, arrow = table.df(), table.pl(), table.arrow()
@@ -167,7 +182,19 @@ WRONG: dict[str, tuple[Callable[[chopper.Run], object], str]] = {
         lambda run: run.attribution.by(3),  # type: ignore[arg-type]
         "level is 3 (int), expected the name of one: cause, step, phase …",
     ),
-    "table": (lambda run: run.table("steps"), "no table is called 'steps'; did you mean step"),
+    "table": (lambda run: run.scan("steps"), "no table is called 'steps'; did you mean step"),
+    "a table's rank": (
+        lambda run: run.scan("step", ranks=[7]),
+        "no rank 7 is in the run: it has 0-1",
+    ),
+    "a table's step": (
+        lambda run: run.scan("piece", steps=[99]),
+        "no step 99 was traced: it has 3-6",
+    ),
+    "a table without times": (
+        lambda run: run.scan("thread", steps=[3]),
+        "table 'thread' has no steps; leave out steps=",
+    ),
     "run": (
         lambda run: chopper.load(3),  # type: ignore[arg-type]
         "a run is 3 (int), expected a path, a glob or a list of them: chopper.load(",
