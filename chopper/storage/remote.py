@@ -550,7 +550,7 @@ def upload(folder: Path, address: str, *, force: bool = False) -> None:
                 if got != size:
                     raise OSError(f"{name}: {got} of {size} bytes arrived")
             replaced = _replaceable(fs, path, address, force=force)
-            if replaced and content_of(folder) < Content.STEPS:
+            if replaced and not _may_replace(folder, fs, path, replaced):
                 raise OutputError(
                     f"{address}: no step was recorded, so the run that was there stays"
                 )
@@ -590,6 +590,17 @@ def _switch(fs: Any, path: str, run: m.Upload) -> None:
         except Exception:
             if within(_LOOK_S, lambda: _run_at(fs, path)) != run:
                 raise
+
+
+def _may_replace(folder: Path, fs: Any, path: str, upload: m.Upload) -> bool:
+    """Return whether a recording holds no less than the run at an address, and some of it."""
+    content = content_of(folder)
+    if content is not Content.UNSTEPPED:
+        return content is Content.STEPS
+    run = _run_at(fs, f"{path}/{upload.folder}")
+    return isinstance(run, m.RunManifest) and not any(
+        part.steps_source is not None or part.status == "imported" for part in run.ranks
+    )
 
 
 def _replaceable(fs: Any, path: str, address: str, *, force: bool) -> m.Upload | None:

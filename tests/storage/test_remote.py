@@ -164,15 +164,16 @@ _STEPS = """
 import sys, chopper
 with chopper.profile(trace=False, collect=[]) as prof:
     for _ in range(int(sys.argv[1])): prof.step()
+    if len(sys.argv) > 2: prof.measure("loss", float(sys.argv[2]))
 """
 
 
 def test_a_recording_without_a_step_replaces_no_run_at_an_address(s3: Any, tmp_path: Path) -> None:
     address = f"{BUCKET}/runs/mine"
 
-    def recorded(steps: int, place: Path) -> Outcome:
+    def recorded(steps: int, place: Path, *loss: str) -> Outcome:
         place.mkdir()
-        command = ("--", sys.executable, "-c", _STEPS, str(steps))
+        command = ("--", sys.executable, "-c", _STEPS, str(steps), *loss)
         return run("record", "-o", address, "--no-trace", "--force", *command, cwd=place)
 
     assert recorded(3, tmp_path / "a").code == 0
@@ -188,6 +189,12 @@ def test_a_recording_without_a_step_replaces_no_run_at_an_address(s3: Any, tmp_p
     forget()
     assert pipeline.read(address).table(0, "step").num_rows == 2
     assert len(s3.find("bucket/runs/mine")) == len(before)
+    assert recorded(0, tmp_path / "d", "1.5").code == 1
+    address = f"{BUCKET}/runs/measured"
+    for loss in ("2.5", "1.5"):  # neither has a step: the later replaces the earlier
+        assert recorded(0, tmp_path / loss, loss).code == 0
+    forget()
+    assert [m.value for m in pipeline.read(address).manifest.ranks[0].measures] == [1.5]
 
 
 @pytest.mark.parametrize(
