@@ -322,3 +322,18 @@ assert __file__ and __spec__ is None
 def test_workers_do_without_pandas() -> None:
     with Processes(1) as engine:
         assert done(engine.map(tasks.imports_pandas, [()], label="look")) == [False]
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(folder: Path) -> None:
+    used, left, new = (
+        Folder(folder),
+        folder / ".chopper-spill-left_one.tmp",
+        folder / ".chopper-spill-new_one_.tmp",
+    )
+    for path in (left, new):
+        path.mkdir()
+        (path / "1").touch()
+    for path in (used.path, left):
+        os.utime(path, (1, 1))
+    more = Folder(folder)
+    assert {*folder.iterdir()} == {used.path, more.path, new}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -187,3 +188,26 @@ def test_each_thread_has_its_own_calls(annotator):
     rows = annotator.take_rows()
     assert [layer for layer, *_ in rows] == ["layers.0", "layers.1", "head", "Net"]
     assert {row[2] for row in rows} == set(tids)
+
+
+def test_outputs_and_gradients_are_what_they_were(annotator):
+    torch.manual_seed(0)
+    net = Net()
+    x = torch.ones(1, 4)
+    net(x).sum().backward()
+    seen = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    annotator.remove()
+    net.zero_grad()
+    net(x).sum().backward()
+    for one, parameter in zip(seen, net.parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(one, parameter.grad, rtol=0, atol=0)
+
+
+def test_names_die_with_their_modules(annotator):
+    annotator_names = annotator._names
+    for _ in range(3):
+        Net()(torch.ones(1, 4))
+        gc.collect()
+    # Ids are used again; a name never outlives the module it was made for.
+    assert all(entry.module() is None for entry in annotator_names.values())

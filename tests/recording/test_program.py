@@ -326,3 +326,19 @@ def test_a_recording_that_fails_within_a_step_leaves_the_programs_hooks_alone(ta
         finally:
             handle.remove()
     assert len(called) == 3
+
+
+def test_an_exception_that_cannot_be_printed_passes_through(task):
+    class Bad(Exception):
+        def __str__(self):
+            raise ValueError("boom in str")
+
+    @chopper.profile("run", collect=TRACE_ONLY)
+    def train():
+        task.step()
+        raise Bad
+
+    with pytest.raises(Bad):
+        train()
+    part = Run.open(Path("run")).part(0)
+    assert (part.status, part.error) == ("failed", "Bad")

@@ -408,6 +408,11 @@ def test_a_run_is_not_written_to_an_address_that_leads_upwards(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_chained_addresses_are_refused() -> None:
+    for address in ("zip://x::http://h/x", "simplecache::s3://b/x"):
+        assert "is several addresses in one" in run("analyze", address).line
+
+
 def test_addresses_are_found_in_linear_time() -> None:
     for text in ("a" * 200_000, "://" * 60_000, "%" * 200_000, "http://" + "@" * 200_000):
         without_secrets(text)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from chopper.collectors.formats import exported
-from chopper.errors import ChopperError, RunFormatError
+from chopper.errors import ChopperError, InputError, RunFormatError
 from chopper.experiments.guardian import guarded
 from chopper.ingest.ranks import rank_by_name
+from chopper.storage import remote
 from chopper.storage.caches import cache_folder
 from chopper.storage.destination import is_of_run, working_dir
 from chopper.storage.files import create, inside, write_atomic
@@ -208,3 +209,13 @@ def test_no_name_leaves_its_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to("/")
     with pytest.raises(RunFormatError):
         inside(tmp_path, name)
+
+
+@pytest.mark.parametrize("base", ["bucket/job/..", "bucket/..", "..", "bucket/job"])
+def test_a_copy_lies_in_its_folder(base: str, tmp_path: Path) -> None:
+    for name in ("a", "../a", "b/../../a", "b\0a"):
+        if (base, name) == ("bucket/job", "a"):
+            assert remote._copy_of(tmp_path, Path(base).name, name) == tmp_path / "job" / "a"
+            continue
+        with pytest.raises(InputError):
+            remote._copy_of(tmp_path, Path(base).name, name)
