@@ -140,3 +140,10 @@ def test_no_path_of_a_workplace_is_committed() -> None:
         held = WORKPLACE_PATHS.findall(path.read_bytes())
         found += [f"{path.relative_to(ROOT)}: {text.decode()}" for text in held]
     assert found == []
+
+
+def test_nothing_that_is_built_is_committed() -> None:
+    paths = [path.relative_to(ROOT) for path in tracked_files()]
+    assert not [p for p in paths if p.suffix in (".pyc", ".so", ".whl")]
+    assert not [p for p in paths if p.parts[0] in ("build", "dist", "runs", "site", ".venv")]
+    assert not [p for p in paths if p.parent == Path() and p.suffix == ".html"]

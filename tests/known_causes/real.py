@@ -8,7 +8,7 @@ same recording: recovered is what the cause has more of in the one than in the o
 from __future__ import annotations
 
 import math
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -66,7 +66,7 @@ class Injection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _INJECTIONS = msgspec.json.decode(
-    files("chopper").joinpath("data", "real_injections.json").read_bytes(),
+    Path(__file__).with_suffix(".json").read_bytes(),
     type=dict[str, Injection],
 )
 """Recorded in this order: what others free would be handed out again to the first."""

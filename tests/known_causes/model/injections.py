@@ -2,13 +2,13 @@
 
 Beside the plain ones stand those that are easily booked wrongly: hidden behind a queue, across the
 end of a step, inside one another, two at one gap, late because of another rank. What they are
-stands in ``chopper/data/injections.json``.
+stands in ``injections.json``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -85,9 +85,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed: dict[str, tuple[str, ...]]
 
 
-_TABLE = msgspec.json.decode(
-    files("chopper").joinpath("data", "injections.json").read_bytes(), type=_Table
-)
+_TABLE = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=_Table)
 INJECTIONS = _TABLE.alone
 MIXES = {
     name: Injection(parts=tuple(INJECTIONS[part] for part in parts))

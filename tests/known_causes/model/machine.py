@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 
@@ -105,8 +105,6 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators: dict[str, Recorded]
 
 
-_TABLE = msgspec.json.decode(
-    files("chopper").joinpath("data", "known_cause_model.json").read_bytes(), type=_Table
-)
+_TABLE = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=_Table)
 MACHINES, RECORDED = _TABLE.machines, _TABLE.operators
 FLAVOURS = tuple(MACHINES)
