@@ -254,10 +254,11 @@ class _Amdsmi:
             ]
             if not handles:
                 raise _refused(knob, "the device is no longer there", permission=False)
-            for numbers in calls:
-                if code := getattr(wrapper, name)(handles[0], *numbers):
-                    reason, denied = ERRORS.explain(code)[1], code == _AMDSMI_NO_PERMISSION
-                    raise _refused(knob, reason, permission=denied)
+            # All of them: a limit that cannot be set back keeps no other from it.
+            codes = [getattr(wrapper, name)(handles[0], *numbers) for numbers in calls]
+            for code in filter(None, codes):
+                reason, denied = ERRORS.explain(code)[1], code == _AMDSMI_NO_PERMISSION
+                raise _refused(knob, reason, permission=denied)
 
 
 class _Cpufreq:
