@@ -276,7 +276,8 @@ class StrictText:
                 )
         listed = f"[{','.join(events)}]"
         if opening is None:
-            return listed if any('"ph"' in event for event in events) else source[at:]
+            is_trace = any('"ph"' in event or '"ts"' in event for event in events)
+            return listed if is_trace else source[at:]
         members = _members(source[position:]) | _members(source[at : opening.start()])
         texts = [f'"{key}":{value}' for key, value in members.items()]
         return "{" + ",".join([*texts, f'"traceEvents":{listed}']) + "}"

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chopper.collectors.formats import kineto, unpack
@@ -95,6 +95,7 @@ def check(path: Path) -> bool:
     count=st.integers(0, 12),
     damage=st.sampled_from((False, False, True)),
 )
+@example(seed=25, odd=0.2, count=2, damage=False)  # what is left is no event but has a time
 def test_same_as_in_python(
     tmp_path_factory: pytest.TempPathFactory, seed: int, odd: float, count: int, damage: bool
 ) -> None:
