@@ -10,15 +10,20 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import inspect
+import itertools
+import operator
 import os
 import re
 import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from chopper.storage import clock
 
@@ -106,12 +111,12 @@ class StackSampler:
             file = None
         with contextlib.nullcontext() if file is None else file:
             while not over.wait(self._period_s) and len(self._rows) < _MOST:
-                frame = sys._current_frames().get(self._ident)
-                if frame is None or over.is_set():
+                frames = _stack_of(self._ident)
+                if not frames or over.is_set():
                     return
                 # The thread goes on once a system call lets it: its frames are read before.
-                now_ns, position = clock.now_ns(), self._locate(frame)
-                del frame  # its locals, tensors among them, live no longer than without samples
+                now_ns, position = clock.now_ns(), self._locate(frames)
+                del frames  # their locals, tensors among them, live no longer than without samples
                 try:
                     counts = b"" if file is None else os.pread(file.fileno(), 128, 0)
                 except ProcessLookupError:  # the thread has ended
@@ -119,11 +124,17 @@ class StackSampler:
                 delay_ns = int(counts.split()[1]) if counts else None
                 self._rows.append((now_ns, self._tid, *position, delay_ns))
 
-    def _locate(self, frame: FrameType | None) -> tuple[str | None, int | None, str | None, bool]:
-        """Return the program's function, its line, the library it called, and if for data."""
+    def _locate(
+        self, frames: Sequence[FrameType]
+    ) -> tuple[str | None, int | None, str | None, bool]:
+        """Return the program's function, its line, the library it called, and if for data.
+
+        Args:
+            frames: of a stack, the innermost first.
+        """
         function, line, library = None, None, None
         is_data = of_loop = False
-        while frame is not None:
+        for frame, caller in itertools.zip_longest(frames, frames[1:]):
             code = frame.f_code
             name, is_program = _named(code)
             if function is None and is_program:
@@ -132,29 +143,54 @@ class StackSampler:
             elif function is None and not code.co_filename.startswith(_OWN):
                 library = name
             if self._loop.get(id(frame)) is not code:
-                outer = frame.f_back.f_code.co_name if frame.f_back is not None else ""
-                gives_data = _is_data(code) or self._feeds_loop(frame) or _waits_for_others(frame)
+                outer = caller.f_code.co_name if caller is not None else ""
+                gives_data = (
+                    _is_data(code)
+                    or self._feeds_loop(frame, caller)
+                    or (caller is not None and _gives_from_others(code, caller.f_code))
+                )
                 # What a module's call or an import does is no data by the names that it uses.
                 is_own_work = code.co_filename.endswith(_MODULE_CALL)
                 is_own_work |= code.co_filename.startswith(_IMPORT)
                 is_data = not is_own_work and (
                     is_data or (gives_data and outer not in ("__enter__", "__exit__"))
                 )
-            frame = frame.f_back
         # What a library's loader does is not what the loop around it does.
         return None if of_loop and is_data else function, line, library, is_data
 
-    def _feeds_loop(self, frame: FrameType) -> bool:
+    def _feeds_loop(self, frame: FrameType, caller: FrameType | None) -> bool:
         """Return whether a generator is what the training loop iterates over.
 
         One that ``max`` or ``sum`` consumes there is not, and neither is one within a callback.
         """
-        code, outer = frame.f_code, frame.f_back
-        if not code.co_flags & inspect.CO_GENERATOR or outer is None or _is_own(code):
+        code = frame.f_code
+        if not code.co_flags & inspect.CO_GENERATOR or caller is None or _is_own(code):
             return False
-        if self._loop.get(id(outer)) is not outer.f_code:
+        if self._loop.get(id(caller)) is not caller.f_code:
             return False
-        return code.co_name != "<genexpr>" or outer.f_code.co_code[outer.f_lasti] == _FOR_ITER
+        return code.co_name != "<genexpr>" or caller.f_code.co_code[caller.f_lasti] == _FOR_ITER
+
+
+def _stack_of(ident: int) -> list[FrameType]:
+    """Return the frames of a thread, the innermost first; none of a thread that has ended.
+
+    Python makes frame objects when they are asked for. Up to Python 3.11 that can start a garbage
+    collection, whose finalizers may let the thread go on; a frame that it leaves meanwhile is then
+    read after it was freed (a segmentation fault). So all are made at once, in calls of C that let
+    no other thread run, with the collector off.
+    """
+    every: Iterable[Any] = itertools.starmap(sys._current_frames, ((),))
+    names: Iterable[Any] = itertools.chain(
+        map(dict.get, every, (ident,)), itertools.repeat("f_back")
+    )
+    outwards = itertools.accumulate(names, getattr)
+    read: Callable[[], Any] = functools.partial(list, itertools.takewhile(_IS_FRAME, outwards))
+    calls = [gc.disable, read, gc.enable] if gc.isenabled() else [read]
+    frames: list[FrameType] = [*map(operator.call, calls)][len(calls) // 2]
+    return frames
+
+
+_IS_FRAME = functools.partial(operator.is_not, None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -164,15 +200,11 @@ def _is_data(code: CodeType) -> bool:
     return not _is_own(code) and (name in _ITERATES or bool(_MAKES_DATA.match(name)))
 
 
-def _waits_for_others(frame: FrameType) -> bool:
-    """Return whether the program itself waits here for what another thread or process gives."""
-    outer = frame.f_back
-    return _gives_from_others(frame.f_code) and outer is not None and _named(outer.f_code)[1]
-
-
 @functools.lru_cache(maxsize=4096)
-def _gives_from_others(code: CodeType) -> bool:
-    return (Path(code.co_filename).name, code.co_name) in _GIVES_FROM_OTHERS
+def _gives_from_others(code: CodeType, caller: CodeType) -> bool:
+    """Return whether the program itself waits here for what another thread or process gives."""
+    place = Path(code.co_filename).name, code.co_name
+    return place in _GIVES_FROM_OTHERS and _named(caller)[1]
 
 
 def _is_own(code: CodeType) -> bool:

@@ -6,11 +6,13 @@ import contextlib
 import functools
 import importlib
 import queue
+import subprocess
 import sys
 import threading
+import traceback
 import weakref
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from torch import nn
 
 import chopper
 from chopper import pipeline
-from chopper.recording.stack_samples import StackSampler
+from chopper.recording.stack_samples import StackSampler, _stack_of
 from tests.recording.make import TRACE_ONLY
 from tests.waiting import until
 
@@ -48,7 +50,7 @@ def place():
     sampler.step_ended()
 
     def look():
-        return sampler._locate(sys._getframe(1))
+        return sampler._locate([frame for frame, _ in traceback.walk_stack(sys._getframe(1))])
 
     return SimpleNamespace(look=look, step_ended=sampler.step_ended)
 
@@ -197,6 +199,50 @@ def test_what_a_function_held_is_gone_once_it_returns():
     assert len(sampler.take_rows()) == 1
 
 
+COLLECTED = """
+import gc, sys, threading, time
+from chopper.recording.stack_samples import StackSampler
+
+alive, main, over = 0, threading.get_ident(), threading.Event()
+
+class Late:  # lets the other thread go on where the collector finds it
+    def __init__(self):
+        global alive
+        self.me, alive = self, alive + 1
+
+    def __del__(self):
+        global alive
+        alive -= 1
+        if threading.get_ident() != main and not over.is_set():
+            time.sleep(0.001)
+
+def down(depth):
+    if alive < 30:
+        Late()
+    return down(depth - 1) if depth else 0
+
+gc.set_threshold(2)
+sampler = StackSampler()
+sampler.begin()
+sys.setswitchinterval(1e-5)
+rows = 0
+while rows < 20:
+    for depth in (3, 40, 150, 600):
+        down(depth)
+    rows = len(sampler._rows)
+over.set()
+sampler.end()
+assert gc.isenabled()
+"""
+
+
+def test_the_collector_runs_while_a_stack_is_sampled(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert not done.returncode, done.stderr
+
+
 def test_a_thread_that_ends_while_it_is_sampled_ends_the_sampling():
     sampler, may_end = StackSampler(), threading.Event()
     other = threading.Thread(target=may_end.wait)
@@ -267,7 +313,7 @@ def test_waiting_for_what_another_thread_gives_is_waiting_for_data():
 
     def give():
         until(lambda: _waits_in(ident, "get"), "the program waits")
-        rows.append(sampler._locate(sys._current_frames()[ident]))
+        rows.append(sampler._locate(_stack_of(ident)))
         given.put(1)
 
     thread = threading.Thread(target=give)
@@ -281,9 +327,4 @@ def test_waiting_for_what_another_thread_gives_is_waiting_for_data():
 
 
 def _waits_in(ident, name):
-    frame: FrameType | None = sys._current_frames()[ident]
-    names: list[str] = []
-    while frame is not None:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return names[:2] == ["wait", name]
+    return [frame.f_code.co_name for frame in _stack_of(ident)][:2] == ["wait", name]
