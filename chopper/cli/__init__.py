@@ -186,7 +186,7 @@ class _Group(LazyGroup):
     noun = "command"
     summaries = _COMMANDS
     module = "chopper.cli.{}_"
-    elsewhere = {  # noqa: RUF012
+    elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {
         "gate": ("compare", "gate"),
         "gather": ("import", "gather"),
         "workloads": ("bench", "workloads"),
