@@ -428,13 +428,14 @@ def headline_table(headlines: Sequence[Headline]) -> Table:
     prose = [Column(h, kind="prose") for h in ("system", "number", "published", "primary source")]
     last = Column("configuration", kind="prose", wide=True)
     return Table(
-        columns=(*prose, "here", "95 %", "ratio", "verdict", last),
+        columns=(*prose, "here", "95 %", "ratio", "verdict", "basis", last),
         rows=[
             (
                 *(h.system, h.claim, h.published or fmt.UNKNOWN, h.primary or fmt.UNKNOWN),
                 *(_ours(h), _interval(h) or fmt.UNKNOWN),
                 fmt.UNKNOWN if h.ratio is None else f"{h.ratio:.2f}×",
-                *(h.verdict or fmt.UNKNOWN, h.configuration),
+                *(h.verdict or fmt.UNKNOWN, fmt.UNKNOWN if h.ours is None else h.basis),
+                "; chosen ".join(filter(None, (h.configuration, h.chosen))),
             )
             for h in headlines
         ],

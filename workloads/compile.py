@@ -285,7 +285,7 @@ def _portability(experiment: Experiment) -> Iterator[Headline]:
                 claim=f"performance and portability of {size}, {form}",
                 unit="%",
                 ours=row.estimate.value * 100,
-                modelled=True,
+                basis="model",
                 timed=False,
                 configuration=f"projected onto {experiment.plan.options.get('devices')}; not run",
             )

@@ -181,7 +181,7 @@ def model() -> Iterator[Headline]:
             claim=f"12B fine-tune at {bytes_per_s / 1e9:g} GB/s by T = 4.29 s + 45 GB / B",
             published=published,
             unit="s",
-            modelled=True,
+            basis="model",
             timed=False,
             ours=4.29 + volume_bytes / bytes_per_s,
             stated=stated_s,

@@ -455,7 +455,7 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
             primary=claim,
             unit="B parameters",
             stated=stated_b,
-            modelled=True,
+            basis="model",
             timed=False,
             ours=None if fitting is None else fitting.parameters_count / 1e9,
             why="no layer fits" if fitting is None else "",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -49,6 +49,7 @@ STEP = "step_ns"
 _ALIKE_RATIO = 0.1
 """Numbers that differ by no more are alike: published ones are rounded."""
 
+Basis = Literal["measured", "model", "recorded"]
 Labels = tuple[tuple[str, str | int | float], ...]
 Value = tuple[str, str, Labels, float]
 
@@ -118,8 +119,10 @@ class Headline:
     published one where the primary states another quantity; None where neither is one number."""
     configuration: str = ""
     why: str = ""
-    modelled: bool = False
-    """Arithmetic alone: nothing was measured."""
+    basis: Basis = "measured"
+    """Measured here, ``model`` for arithmetic alone, or ``recorded`` on another machine."""
+    chosen: str = ""
+    """What its configuration was chosen for, where a choice decides the number."""
     timed: bool = True
     """False where other programs on the machine cannot change it: losses, bytes, a model."""
     spread_ratio: float | None = None
@@ -185,7 +188,7 @@ class Headline:
         low, high = self.ci95 or (self.ours, self.ours)
         if not low * (1 - _ALIKE_RATIO) <= self.stated <= high * (1 + _ALIKE_RATIO):
             return "differs"
-        return "consistent" if self.modelled else "reproduced"
+        return "consistent" if self.basis == "model" else "reproduced"
 
 
 @dataclass(frozen=True)
