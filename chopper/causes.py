@@ -15,13 +15,17 @@ import msgspec
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """One node of the tree; ``basis`` is what its number rests on, with words in braces."""
+    """One node of the tree; ``basis`` is what its number rests on, with words in braces.
+
+    ``remedies`` stand in place of ``advice`` where a recording rules that out, by what it shows.
+    """
 
     label: str
     doc: str
     color: str
     advice: str = ""
     basis: str = ""
+    remedies: dict[str, str] = {}
     measured: bool = False
 
 

@@ -138,14 +138,14 @@ def rank_input(recording: Run, rank: int, facts: RankTables | None = None) -> Ra
     return replace(
         facts or rank_facts(recording, rank),
         **{name: recording.table(rank, name) for name in (*_JOINED, *_OWN)},
-        device_clock=of_rank(recording, rank, "device_clock"),
-        device_limit=of_rank(recording, rank, "device_limit"),
+        **{name: of_rank(recording, rank, name) for name in _OF_DEVICE},
     )
 
 
 _JOINED = ("host_span", "device_event", "step", "collective")
 _OWN = ("kernel_counter", "core_wait", "synchronization", "python_sample")
-_OF_HOST = ("device_clock", "device_limit", "process", "process_thread")
+_OF_DEVICE = ("device_clock", "device_counter", "device_limit")
+_OF_HOST = (*_OF_DEVICE, "process", "process_thread")
 """Tables that one rank samples for all ranks of its host."""
 
 

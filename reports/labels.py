@@ -1,4 +1,4 @@
-"""Names, colours and advice of causes, findings and methods, as parts of a page."""
+"""Names and colours of causes, findings and methods, as parts of a page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ _CONTEXT = frozenset({"compute.vector", "communication.transfer"})
 def color(cause: str) -> str:
     """Return the colour of a cause; one that is not of the tree takes its parent's."""
     return inherited(cause, "color") or "#8a8f98"
-
-
-def advice(cause: str) -> str:
-    """Return what to do about a cause or its nearest parent; empty when nothing is known."""
-    return inherited(cause, "advice")
 
 
 def ink(background: str) -> str:

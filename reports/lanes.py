@@ -49,7 +49,8 @@ _EVENT_DETAILS = (
 _OP_DETAILS = ("input_dims", "input_types")
 _MAX_VARIANTS = 20_000
 _MAX_CHARACTERS = 400
-_HELD = [CLOCK_LABELS.index(name) for name in ("power_cap", "thermal", "application", "idle_ramp")]
+_HELD_LABELS = ("power_cap", "thermal", "application", "idle_ramp", "internal_limit")
+_HELD = [CLOCK_LABELS.index(name) for name in _HELD_LABELS]
 HELD_CAUSES = [f"compute.clock.{CLOCK_LABELS[column]}" for column in _HELD]
 """Causes that held a clock, the first of several at once; the host is none of them."""
 

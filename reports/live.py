@@ -60,7 +60,7 @@ def panel(snapshot: Snapshot, title: str, verdict: str = "") -> Panel:
         parts.append(Text(f"the slowest {_RANKS} of {len(snapshot.ranks)} ranks", style="dim"))
     if snapshot.devices:
         parts.append(Text())
-        devices = _grid("device", "clock", "power", "temperature", "memory", "limited by")
+        devices = _grid("device", "clock", "power", "temperature", "memory", "driver's reasons")
         several = len({device.hostname for device in snapshot.devices}) > 1
         for device in snapshot.devices[:_DEVICES]:
             number = str(device.device_id)

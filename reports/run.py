@@ -13,6 +13,7 @@ from chopper.analyzers.actions import Actions
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attribution import Attribution, CauseRow, Recoverable
 from chopper.analyzers.causes.step_time import FIRST, StepKind
+from chopper.analyzers.detectors.remedies import remedy
 from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
 from chopper.analyzers.views.ranks import own_times
@@ -20,7 +21,6 @@ from chopper.causes import CAUSES, LEAVES, Level
 from chopper.reports import actions
 from chopper.reports.actions import Told
 from chopper.reports.labels import (
-    advice,
     cause_cell,
     color,
     finding_table,
@@ -656,7 +656,7 @@ def _method(story: Story) -> Section:
         rows=[
             (
                 Cell(text=r.label, below=f"`{r.id}`", color=color(r.id), anchor=meaning(r.id)),
-                *(CAUSES[r.id].doc, advice(r.id), r.basis, _kind(r)),
+                *(CAUSES[r.id].doc, remedy(story.run, r.id), r.basis, _kind(r)),
             )
             for r in story.run.causes()
             if r.time_ns > 0

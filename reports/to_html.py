@@ -29,7 +29,7 @@ from chopper import wording as fmt
 from chopper.causes import CAUSES, parents
 from chopper.errors import ChopperError, is_shown, printable, printable_members
 from chopper.reports import page as model
-from chopper.reports.labels import advice, color, full_label, ink, meaning
+from chopper.reports.labels import color, full_label, ink, meaning
 from chopper.version import __version__
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ def _environment() -> jinja2.Environment:
     environment.filters["prose"] = lambda text: _prose(text, Markup)
     environment.filters["emphasised"] = lambda text: _emphasised(text, Markup)
     environment.filters |= {
-        "advice": advice,
         "color": color,
         "doc": lambda cause: CAUSES[cause].doc,
         "path": lambda cause: " › ".join(CAUSES[p].label for p in reversed(parents(cause))),

@@ -19,6 +19,7 @@ from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution, CauseRow
 from chopper.analyzers.causes.step_time import FIRST, LONG, StepKind, StepTime
 from chopper.analyzers.detectors.host import Initialization, initialization_of
+from chopper.analyzers.detectors.remedies import remedy
 from chopper.analyzers.events.collectives import members_of
 from chopper.analyzers.events.device import events_of
 from chopper.analyzers.events.places import Where, line_in_steps, links_of, place_of
@@ -26,7 +27,7 @@ from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views.ranks import uneven
 from chopper.claims import checks
-from chopper.reports.labels import advice, full_label
+from chopper.reports.labels import full_label
 from chopper.reports.labels import sentence as as_sentence
 from chopper.reports.story import Evidence, Story, evidence
 
@@ -329,7 +330,7 @@ def _largest(story: Story, row: CauseRow, where: Where) -> Largest:
         time_ns=time_ns,
         share_ratio=share,
         unit=unit,
-        remedy=advice(row.id),
+        remedy=remedy(story.run, row.id),
         where=where,
         evidence=tuple(evidence(story, row.id)),
     )

@@ -25,13 +25,20 @@ KNOWN, NO_SAMPLES, NO_OVERLAP, SPARSE = range(4)
 """What became of one event: its clock is known; its device has no usable sample; none on either
 side of it; or they are too far apart."""
 
-CLOCK_LABELS = ["power_cap", "thermal", "application", "idle_ramp", "host_limited", "unlabelled"]
-_POWER, _THERMAL, _APPLICATION, _IDLE, _HOST, _UNLABELLED = range(len(CLOCK_LABELS))
+CLOCK_LABELS = [
+    *("power_cap", "thermal", "application", "idle_ramp", "host_limited", "internal_limit"),
+    "unlabelled",
+]
+_POWER, _THERMAL, _APPLICATION, _IDLE, _HOST, _INTERNAL, _UNLABELLED = range(len(CLOCK_LABELS))
+_SW_POWER_CAP, _HEAT = 0x4, 0x20 | 0x40
+FALSE_CAP, FALSE_HEAT = 1 << 62, 1 << 61
+"""In place of a power cap or heat that the recording contradicts; no driver's bits."""
 # NVML's clocks event reasons. HW slowdown (8) alone says neither heat nor power.
 _BITS = {
-    _POWER: 0x4 | 0x80 | 0x200,
-    _THERMAL: 0x20 | 0x40,
+    _POWER: _SW_POWER_CAP | 0x80 | 0x200,
+    _THERMAL: _HEAT,
     _APPLICATION: 0x2 | 0x10 | 0x100,
+    _INTERNAL: FALSE_CAP | FALSE_HEAT,
 }
 _IDLE_BIT, _SET_BIT = 0x1, 0x2
 
@@ -51,12 +58,35 @@ _REGULAR_RATIO = 0.75
 """Share of the times between changes, at least, that one refresh period explains."""
 _SET_RATIO = 0.01
 """A clock this close to the one that was set, with nothing else that holds it, is held by that."""
+_CAPPED_RATIO = 0.9
+"""A power cap holds power near the limit: below this share of it, something else does."""
+_CAPPED_WITHIN_NS = 1_000_000_000
+_CAPPED_READINGS = 8
+"""Readings of power within that time on either side, at least, to contradict a power cap."""
 _IDLE_NS = 5_000_000
 _RAMP_NS = 500_000_000
 _RISE_RATIO = 1.05
 """After an idle stretch a clock that will rise by more within half a second is still ramping up."""
 _HOLE_FACTOR = 4
 """A gap so many times the median, with a change in it, is a hole."""
+
+
+class Held(NamedTuple):
+    """What is recorded of a device besides its clock, which a reading's reasons are checked by.
+
+    Attributes:
+        set_hz: clock that it was set to.
+        power_limit_w: limit of the power that is read; None where this is an average, whose
+            bursts may reach the limit unseen.
+        is_cool: chip and memory were always cooler than what slows the clock down.
+    """
+
+    set_hz: float | None = None
+    power_limit_w: float | None = None
+    is_cool: bool = False
+
+
+_NOTHING = Held()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +99,7 @@ class EventClocks:
         state: KNOWN, or why the clock is not.
         reading: number of the last reading before the event, -1 where none is.
         readers: device → its samples, for labels.
+        held: what their reasons were checked by.
     """
 
     clock_hz: np.ndarray
@@ -76,6 +107,7 @@ class EventClocks:
     state: np.ndarray
     reading: np.ndarray
     readers: dict[int, ClockSeries]
+    held: Held
 
     @property
     def known(self) -> np.ndarray:
@@ -83,9 +115,7 @@ class EventClocks:
         return self.state == KNOWN
 
 
-def join_clocks(
-    events: DeviceEvents, samples: pa.Table, *, set_hz: float | None = None
-) -> EventClocks:
+def join_clocks(events: DeviceEvents, samples: pa.Table, held: Held = _NOTHING) -> EventClocks:
     """Mean clock of each device event. DEVICE_EVENT, DEVICE_CLOCK -> EventClocks.
 
     Samples of one device belong to the events of the only device of a trace, whatever numbers the
@@ -101,7 +131,7 @@ def join_clocks(
     one = len(devices) == 1 and len(np.unique(sample_device)) == 1
     for device in devices:
         device_samples = samples if one else samples.filter(sample_device == device)
-        series = ClockSeries.of(device_samples, set_hz=set_hz)
+        series = ClockSeries.of(device_samples, held)
         if series is None:
             continue
         rows = np.flatnonzero(events.device_id == device)
@@ -121,7 +151,7 @@ def join_clocks(
         reading[rows] = np.where(known, at.first, -1)
         clock_hz[rows] = np.where(known, series.mean(series.clock_hz, at), np.nan)
         error_hz[rows] = np.where(known, series.mean_error(at), np.nan)
-    return EventClocks(clock_hz, error_hz, state, reading, readers)
+    return EventClocks(clock_hz, error_hz, state, reading, readers, held)
 
 
 def _refreshed(
@@ -154,6 +184,22 @@ def _refreshed(
     # Half a gap late: a new reading may be seen that much later than it was due.
     periods = np.maximum(since - gap / 2, 0) // period
     return fresh | (np.diff(periods, prepend=0) > 0) | (np.diff(reasons, prepend=reasons[0]) != 0)
+
+
+def _below_limit(time_ns: np.ndarray, power_w: np.ndarray, limit_w: float) -> np.ndarray:
+    """Mask of the readings around which power stays well below a limit for a second each way."""
+    low = np.searchsorted(time_ns, time_ns - _CAPPED_WITHIN_NS, side="left")
+    high = np.searchsorted(time_ns, time_ns + _CAPPED_WITHIN_NS, side="right")
+    known = np.concatenate([[0], np.cumsum(~np.isnan(power_w))])
+    padded = np.append(np.nan_to_num(power_w), 0.0)
+    top_w = np.maximum.reduceat(padded, np.stack([low, high], axis=1).ravel())[::2]
+    enough = known[high] - known[low] >= _CAPPED_READINGS
+    return np.asarray(enough & (top_w < _CAPPED_RATIO * limit_w))
+
+
+def _replaced(reasons: np.ndarray, bits: int, other: int) -> np.ndarray:
+    named = (reasons >= 0) & ((reasons & bits) != 0)
+    return np.where(named, (reasons & ~bits) | other, reasons)
 
 
 def _idle_stretches(start_ns: np.ndarray, end_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -192,11 +238,12 @@ class ClockSeries:
     reasons: np.ndarray
 
     @classmethod
-    def of(cls, samples: pa.Table, *, set_hz: float | None = None) -> ClockSeries | None:
+    def of(cls, samples: pa.Table, held: Held = _NOTHING) -> ClockSeries | None:
         """Rows with a clock above zero; None when there is none.
 
-        A reading at the clock that the device was set to (``set_hz``), for which the driver names
-        no reason, is held by that setting: AMD's drivers have no reason of this name.
+        A reading at the clock that the device was set to, for which the driver names no reason, is
+        held by that setting: AMD's drivers have no reason of this name. A power cap or heat that
+        power or temperature contradicts is replaced.
         """
         clock = ints(samples, "sm_clock_hz")
         # The last of several readings of one time counts.
@@ -208,17 +255,22 @@ class ClockSeries:
             return None
         power = samples["power_w"].to_numpy(zero_copy_only=False).astype(np.float64)
         reasons = ints(samples, "event_reasons")[keep]
-        if set_hz is not None:
-            at_it = np.abs(clock[keep] / set_hz - 1) <= _SET_RATIO
+        if held.set_hz is not None:
+            at_it = np.abs(clock[keep] / held.set_hz - 1) <= _SET_RATIO
             reasons = np.where((reasons == 0) & at_it, _SET_BIT, reasons)
         fresh = _refreshed(time, clock[keep], power[keep], reasons)
-        keep = keep[fresh]
+        time, keep, reasons = time[fresh], keep[fresh], reasons[fresh]
+        if held.power_limit_w is not None:
+            below = _below_limit(time, power[keep], held.power_limit_w)
+            reasons = np.where(below, _replaced(reasons, _SW_POWER_CAP, FALSE_CAP), reasons)
+        if held.is_cool:
+            reasons = _replaced(reasons, _HEAT, FALSE_HEAT)
         return cls(
-            time[fresh],
+            time,
             np.maximum(ints(samples, "span_ns"), 0)[keep],
             clock[keep].astype(np.float64),
             power[keep],
-            reasons[fresh],
+            reasons,
         )
 
     def ramped(self, idle_from_ns: np.ndarray, idle_until_ns: np.ndarray) -> ClockSeries:

@@ -13,10 +13,12 @@ with w = g ÷ (u · resident) waves (NVIDIA, Matrix Multiplication Background, w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chopper.analyzers.causes.clock import (
     CLOCK_LABELS,
@@ -24,6 +26,7 @@ from chopper.analyzers.causes.clock import (
     NO_SAMPLES,
     SPARSE,
     EventClocks,
+    Held,
     join_clocks,
 )
 from chopper.analyzers.causes.clock_sensitivity import (
@@ -46,6 +49,7 @@ from chopper.analyzers.causes.states import States
 from chopper.analyzers.trace.columns import distinct_rows, ints, pick, strings
 from chopper.analyzers.trace.join import COMPUTE, Links
 from chopper.analyzers.trace.rank_join import JoinedRank
+from chopper.analyzers.trace.tables import RankTables
 from chopper.errors import JSON_ERRORS
 from chopper.hardware.ceilings import Ceiling, UnitLimits
 from chopper.storage.manifest import Finding
@@ -123,7 +127,7 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
     clocks = join_clocks(
         links.events,
         TABLES["device_clock"].empty() if samples is None else samples,
-        set_hz=_set_clock_hz(joined.inputs.device_limit, reference),
+        _held(joined.inputs, reference),
     )
     shared = np.zeros(count, dtype=np.int64)
     for device in np.unique(links.events.device_id):
@@ -272,23 +276,41 @@ def _no_contention(contention: Contention, compared: np.ndarray) -> str | None:
 _BELOW_RATIO = 0.99
 
 
-def _set_clock_hz(limits: pa.Table | None, reference_hz: np.ndarray) -> float | None:
-    """The clock that a device was set to, None where nothing says that it was. DEVICE_LIMIT.
+_COOLER_C = 3.0
+"""A sensor so far below the limit was below it: readings are rounded, and 100 ms apart."""
 
-    An application clock below the largest; else a largest clock below the one that the peak is
-    quoted at: where a limit is set, AMD's driver tells it as the largest.
+
+def _held(inputs: RankTables, reference_hz: np.ndarray) -> Held:
+    """What the reasons of a rank's readings are checked by. DEVICE_LIMIT, DEVICE_COUNTER.
+
+    The clock that it was set to, None where nothing says that it was, is an application clock
+    below the largest; else a largest clock below the one that the peak is quoted at: where a limit
+    is set, AMD's driver tells it as the largest.
     """
+    limits, counters = inputs.device_limit, inputs.device_counter
     if limits is None or not limits.num_rows:
-        return None
+        return Held()
     row = limits.slice(limits.num_rows - 1).to_pylist()[0]
     application, most = row["sm_clock_application_hz"], row["sm_clock_max_hz"]
     known = reference_hz[np.isfinite(reference_hz)]
     reference = float(np.median(known)) if len(known) else None
+    set_hz = None
     if application and application < _BELOW_RATIO * (most or reference or 0):
-        return float(application)
-    if most and reference and most < _BELOW_RATIO * reference:
-        return float(most)
-    return None
+        set_hz = float(application)
+    elif most and reference and most < _BELOW_RATIO * reference:
+        set_hz = float(most)
+
+    def is_below(sensor: str, limit_c: Any) -> bool:
+        hottest_c = None if counters is None else pc.max(counters[sensor]).as_py()
+        known = limit_c is not None and hottest_c is not None
+        return known and bool(hottest_c <= limit_c - _COOLER_C)
+
+    return Held(
+        set_hz,
+        row["power_limit_w"] if row["power_basis"] == "instant" else None,
+        is_below("temperature_c", row["temperature_limit_c"])
+        and is_below("memory_temperature_c", row["memory_temperature_limit_c"]),
+    )
 
 
 def _corrected(sensitivity: np.ndarray, slower: np.ndarray, clocks: EventClocks) -> np.ndarray:

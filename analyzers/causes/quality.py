@@ -9,7 +9,14 @@ import numpy as np
 import pyarrow.compute as pc
 
 from chopper import wording as fmt
-from chopper.analyzers.causes.clock import MAX_GAP_NS, NO_OVERLAP, SPARSE
+from chopper.analyzers.causes.clock import (
+    FALSE_CAP,
+    FALSE_HEAT,
+    MAX_GAP_NS,
+    NO_OVERLAP,
+    SPARSE,
+    EventClocks,
+)
 from chopper.analyzers.causes.compute import ComputeSplit
 from chopper.analyzers.causes.factors import Factors
 from chopper.analyzers.trace.columns import ints, pick
@@ -306,6 +313,7 @@ def _clocks(links: Links, factors: Factors) -> Iterator[Finding]:
     if not clocks.readers and not (clocks.state[wanted] == NO_OVERLAP).any():
         yield finding("telemetry.clock_missing")
         return
+    yield from _contradicted(clocks)
     time = links.events.dur_ns
     total_ns = float(time[wanted].sum())
     for state, code in (
@@ -324,6 +332,21 @@ def _clocks(links: Links, factors: Factors) -> Iterator[Finding]:
                 share=refused / total_ns,
                 reason=_sparse(factors),
             )
+
+
+def _contradicted(clocks: EventClocks) -> Iterator[Finding]:
+    """Reasons that power or temperature contradicts."""
+    for series in clocks.readers.values():
+        bits, limit_w = np.maximum(series.reasons, 0), clocks.held.power_limit_w
+        capped = (bits & FALSE_CAP) != 0
+        if capped.any() and limit_w is not None:
+            power_w = float(np.nanmean(series.power_w[capped]))
+            reason = f"a power cap at {fmt.ratio(power_w / limit_w)} of the limit"
+            reason += f" ({power_w:.0f} of {limit_w:.0f} W)"
+            yield finding("telemetry.reason_contradicted", count=int(capped.sum()), reason=reason)
+        if hot := int(((bits & FALSE_HEAT) != 0).sum()):
+            reason = "heat while chip and memory are below their limits"
+            yield finding("telemetry.reason_contradicted", count=hot, reason=reason)
 
 
 def _sparse(factors: Factors) -> str:

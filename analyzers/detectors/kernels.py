@@ -11,6 +11,7 @@ import numpy as np
 
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.detectors import Sighting, declared, limits_of, pieces_in, spent_in
+from chopper.analyzers.detectors.remedies import remedy
 from chopper.analyzers.events.device import Events, arguments
 from chopper.analyzers.replay.whatif_options import Changes
 from chopper.analyzers.trace.columns import ints, matching
@@ -290,10 +291,11 @@ def reduced_precision(run: Attribution, events: Events) -> Iterator[Sighting]:
 
 def reduced_clock(run: Attribution) -> Iterator[Sighting]:
     """PIECE -> a sighting for each reason."""
-    for name, how in declared()["reduced_clock"].remedies.items():
+    for name in ("compute.clock.power_cap", "compute.clock.thermal"):
         time_ns, rows = spent_in(run, (name,))
         if not time_ns or run.withholds(name):
             continue
+        how = remedy(run, name)
         if name == "compute.clock.power_cap" and (advice := determinism_advice(run)) is not None:
             how = f"{how} {advice}"
         yield Sighting(

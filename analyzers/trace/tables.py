@@ -44,6 +44,7 @@ class RankTables:
     world_size: int | None = None
     process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     device_clock: pa.Table | None = None
+    device_counter: pa.Table | None = None
     device_limit: pa.Table | None = None
     kernel_counter: pa.Table | None = None
     core_wait: pa.Table | None = None

@@ -61,6 +61,8 @@ def clocks(run: Attribution, clocked: Clocked | None) -> Rows:
       application_ratio, null: Share of the time at a fixed clock.
       idle_ramp_ratio, null: Share of the time in which the clock ramped up from idle.
       host_limited_ratio, null: Share of the time without an active throttle reason.
+      internal_limit_ratio, null: Share of the time in which power or temperature contradicted the
+        driver's reason.
       unlabelled_ratio, null: Share of the time whose reason was not recorded.
       known_ratio: Share of the time with a known clock.
       clock_error_hz, null: Mean error bound of a kernel's clock, from sampling.

@@ -72,6 +72,9 @@ _CLOCKS = (
     ),
 )
 _TEMPERATURE, _SENSOR = "nvmlDeviceGetTemperature", (pynvml.NVML_TEMPERATURE_GPU,)
+_THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
+_CHIP_LIMIT = (pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX,)
+_MEMORY_LIMIT = (pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX,)
 _COUNTERS = (
     Metric(
         "temperature_c",
@@ -372,6 +375,8 @@ class LimitSource(_NvmlSource):
         ),
         Metric("memory_clock_max_hz", "nvmlDeviceGetMaxClockInfo", _HERTZ, _MEMORY),
         Metric("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", Unit(1e-3)),
+        Metric("temperature_limit_c", _THRESHOLD, _CELSIUS, _CHIP_LIMIT),
+        Metric("memory_temperature_limit_c", _THRESHOLD, _CELSIUS, _MEMORY_LIMIT),
         Metric(
             "memory_bytes",
             "nvmlDeviceGetMemoryInfo",

@@ -97,6 +97,14 @@ def test_what_power_is_stands_in_the_limits(
     assert (f"power ({expected})" in calls) == (expected is not None)
 
 
+def test_temperature_limits_are_those_at_which_the_driver_slows_down(play: Player) -> None:
+    """Thresholds 3 (GPU_MAX) and 2 (MEM_MAX); newer devices refuse both."""
+    script = TWO + "set 0 threshold:3 87\nset 0 threshold:2 95\nset 0 threshold:1 92\n"
+    names = ("temperature_limit_c", "memory_temperature_limit_c")
+    found = read(play, script, "LimitSource", 0)
+    assert [[row[name] for name in names] for row in found] == [[87.0, 95.0], [None, None]]
+
+
 def test_all_counters_of_a_device_cost_one_call_of_fields(play: Player) -> None:
     script = ONE + "".join(f"set 0 field:{i} 1\n" for i in (83, 185, 82, 197, 198, 74, 75))
     counts = play(

@@ -13,7 +13,7 @@
  * clock that shim_set_time_ms() sets (in-process tests).
  * Keys: capability (as 90 for 9.0) sm mem (MHz) power (mW) reasons (bits) energy (mJ) temperature, mig, max_sm, application,
  * field:ID (raw value), field:ID:all (the same with scope 0xFFFFFFFF), field:ID:type (what its type is
- * said to be), gpm:ID (double).
+ * said to be), gpm:ID (double), threshold:ID (of temperature).
  *
  * Clocks that are listed: clock_min, clock_max (MHz); power_limit, power_min, power_max (mW).
  *
@@ -284,6 +284,11 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *h, unsigned long long *out) {
 }
 int nvmlDeviceGetTemperature(void *h, unsigned sensor, unsigned *out) {
     return sensor ? INVALID_ARGUMENT : number(h, "nvmlDeviceGetTemperature", "temperature", out);
+}
+int nvmlDeviceGetTemperatureThreshold(void *h, unsigned which, unsigned *out) {
+    char key[32];
+    snprintf(key, sizeof key, "threshold:%u", which);
+    return number(h, "nvmlDeviceGetTemperatureThreshold", key, out);
 }
 typedef struct { unsigned version; int sensor; int temperature; } temperature_v1;
 int nvmlDeviceGetTemperatureV(void *h, temperature_v1 *out) {

@@ -7,12 +7,12 @@ import pytest
 
 from chopper import reports
 from chopper.analyzers.attribution import Attribution
-from chopper.causes import LEAVES
+from chopper.causes import LEAVES, inherited
 from chopper.claims import finding
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
 from chopper.reports import document, run, to_markdown, to_text
-from chopper.reports.labels import advice, color, ink
+from chopper.reports.labels import color, ink
 from chopper.reports.page import Cell, Fact, Facts, Item, Items, Page, Table
 from chopper.reports.story import Story, step_sentences
 from chopper.reports.verdict import verdict
@@ -132,7 +132,7 @@ def test_the_three_largest_causes_are_the_largest_leaves_of_the_gap() -> None:
 def test_every_leaf_has_a_colour_of_its_own_hex_and_advice() -> None:
     for leaf in LEAVES:
         assert re.fullmatch(r"#[0-9a-f]{6}", color(leaf))
-        assert advice(leaf), leaf
+        assert inherited(leaf, "advice"), leaf
     assert color("compute.newer_than_this") == color("compute")
     assert ink("#ffffff") == "#000000"
     assert ink("#000000") == "#ffffff"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.known_causes.model.plan import Dose, Plan
 from tests.known_causes.model.writer import write
 
 MS = 1_000_000
+OWN = Path(__file__).parents[1] / "golden" / "own"
 
 
 def modelled(folder: Path, plan: Plan) -> Attribution:
@@ -82,6 +84,23 @@ def test_all_forms_say_the_same(tmp_path: Path) -> None:
     assert sentence in one_line["txt"]
     assert sentence in one_line["md"]
     assert sentence in render(run, "html")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("random", "The power limit is already the largest that the board allows (700 W)"),
+        ("zeros", "What the driver names stayed below its limit (see the findings)"),
+    ],
+)
+def test_advice_that_the_recording_rules_out_is_in_no_form(data: str, said: str) -> None:
+    """At 707 of 700 W there is no higher limit to set; at 446 W it is not the limit that holds."""
+    run = pipeline.attribute(OWN / f"dvfs_{data}")
+    for format in ("txt", "md", "html", "json"):
+        text = " ".join(html.unescape(render(run, format)).split())
+        assert said in text, format
+        assert "Raise the power limit" not in text, format
+        assert ("power cap at 64.5 % of the limit" in text) == (data == "zeros"), format
 
 
 def test_where_no_action_is_certain_the_largest_causes_follow(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from chopper.analyzers.causes.clock import (
     NO_SAMPLES,
     SPARSE,
     EventClocks,
+    Held,
     join_clocks,
 )
 from chopper.analyzers.trace.tables import DeviceEvents
@@ -185,9 +186,9 @@ def busy(*bounds: tuple[int, int]) -> DeviceEvents:
     return DeviceEvents(kernels(*(kernel(a * MS, b * MS) for a, b in bounds)))
 
 
-def label_names(events: DeviceEvents, table: pa.Table, **more: float) -> list[str]:
+def label_names(events: DeviceEvents, table: pa.Table, held: Held | None = None) -> list[str]:
     """What holds the clock at each reading, the two that hold the edges left out."""
-    series = join_clocks(events, table, **more).readers[0]
+    series = join_clocks(events, table, held or Held()).readers[0]
     return [CLOCK_LABELS[i] for i in series.labels.argmax(axis=1)[1:-1]]
 
 
@@ -224,5 +225,54 @@ def test_short_pauses_make_no_ramp() -> None:
 def test_readings_at_the_clock_that_was_set_are_held_by_it() -> None:
     times = [i * 10 * MS for i in range(4)]
     clocks = [1.2e9, 1.205e9, 1.0e9, 1.2e9]
-    found = label_names(busy((0, 35)), samples(times, clocks, [0, 0, 0, 4]), set_hz=1.2e9)
+    found = label_names(busy((0, 35)), samples(times, clocks, [0, 0, 0, 4]), Held(set_hz=1.2e9))
     assert found == ["application", "application", "host_limited", "power_cap"]
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "step_ms", "expected"),
+    [
+        # 350 W are 87.5 % of 400 W, and 90.2 % of 388 W.
+        (400.0, 100, "internal_limit"),
+        (388.0, 100, "power_cap"),
+        # Seven readings within a second of one: too few to exclude a burst up to the limit.
+        (400.0, 300, "power_cap"),
+        # Averaged power, or no limit.
+        (None, 100, "power_cap"),
+    ],
+)
+def test_a_power_cap_holds_power_near_the_limit(
+    limit_w: float | None, step_ms: int, expected: str
+) -> None:
+    times = [i * step_ms * MS for i in range(30)]
+    table = samples(times, [1.2e9] * 30, [0x4] * 30, power_w=350.0)
+    found = label_names(busy((0, 29 * step_ms)), table, Held(power_limit_w=limit_w))
+    assert {*found[5:-5]} == {expected}
+
+
+def test_power_that_reaches_the_limit_within_a_second_is_capped() -> None:
+    # At 3 s one reading at the limit: readings from 2 to 4 s may be of the same cap.
+    times = [i * 100 * MS for i in range(61)]
+    power = [700.0 if i == 30 else 400.0 for i in range(61)]
+    table = samples(times, [1.2e9] * 61, [0x4] * 61)
+    table = table.set_column(table.column_names.index("power_w"), "power_w", pa.array(power))
+    found = label_names(busy((0, 6000)), table, Held(power_limit_w=700.0))
+    assert [i for i, name in enumerate(found) if name == "power_cap"] == [*range(20, 41)]
+    assert {*found} == {"power_cap", "internal_limit"}
+
+
+@pytest.mark.parametrize(
+    ("bits", "is_cool", "expected"),
+    [
+        (0x20, True, "internal_limit"),
+        (0x8 | 0x40, True, "internal_limit"),
+        (0x20, False, "thermal"),
+        (0x1, True, "idle_ramp"),
+        (None, True, "unlabelled"),
+    ],
+)
+def test_heat_is_not_what_slows_down_a_cool_device(
+    bits: int | None, is_cool: bool, expected: str
+) -> None:
+    table = samples([0, 10 * MS, 20 * MS], [1e9] * 3, [bits] * 3)
+    assert {*label_names(busy((0, 20)), table, Held(is_cool=is_cool))} == {expected}

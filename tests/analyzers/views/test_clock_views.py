@@ -12,8 +12,10 @@ import pytest
 
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.detectors.remedies import remedy
 from chopper.storage.run import Run
 from chopper.views import view
+from tests.analyzers.make import table
 from tests.analyzers.views.clock_script import Script
 from tests.kineto_writer import Trace
 from tests.made_runs import put_table
@@ -135,7 +137,7 @@ def test_kernels_are_told_apart_by_operator_and_shapes(attribution: Attribution)
     assert row["input_dims"].replace(" ", "") == f"[[{SIDE},{SIDE}],[{SIDE},{SIDE}]]"
 
 
-NAMED = ("power_cap", "thermal", "application", "idle_ramp", "host_limited")
+NAMED = ("power_cap", "thermal", "application", "idle_ramp", "host_limited", "internal_limit")
 
 
 def test_a_log_without_reasons_claims_none(tmp_path: Path) -> None:
@@ -170,6 +172,68 @@ def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
         assert [row[name] is None for row in rows] == [False, False, False, True]
     assert rows[3]["known_ratio"] == 0
     assert rows[3]["observed_ns"] > 0
+
+
+@pytest.mark.parametrize(
+    ("chip_c", "memory_c", "cause"),
+    [(84, 92, "internal_limit"), (85, 92, "thermal"), (84, None, "thermal")],
+)
+def test_heat_of_a_cool_device_is_another_limit(
+    tmp_path: Path, chip_c: int, memory_c: int | None, cause: str
+) -> None:
+    """3 °C below 87 and 95 °C at most; an absent sensor rules nothing out."""
+    run, clocks = throttled(tmp_path, reasons={HIGH: 0, LOW: 0x20})
+    put_table(run, 0, "device_clock", clocks)
+    measured = {"temperature_c": chip_c, "memory_temperature_c": memory_c}
+    limits = {"temperature_limit_c": 87, "memory_temperature_limit_c": 95}
+    for name, values in (("device_counter", measured), ("device_limit", limits)):
+        row = {"time_ns": clocks["time_ns"][0].as_py(), "span_ns": 0, "device_id": 0, **values}
+        put_table(run, 0, name, table(name, [row]))
+    attribution = pipeline.attribute(run)
+    times = {c.id: c.time_ns for c in attribution.causes() if c.id.startswith("compute.clock.")}
+    assert [c for c, time_ns in times.items() if time_ns] == [f"compute.clock.{cause}"]
+    said = [f.message for f in attribution.findings if f.code == "telemetry.reason_contradicted"]
+    heat = "the driver reports heat while chip and memory are below their limits"
+    assert said == ([f"{heat}: another internal limit"] if cause == "internal_limit" else [])
+
+
+@pytest.mark.parametrize(
+    ("cause", "bits", "limits", "said"),
+    [
+        ("power_cap", 0x4, {"power_limit_w": 400.0, "power_limit_max_w": 400.0}, "(400 W), so"),
+        ("power_cap", 0x4, {"power_limit_w": 300.0, "power_limit_max_w": 400.0}, "300 W to 400 W"),
+        ("power_cap", 0x4, {"power_limit_w": 300.0}, "Raise the power limit (nvidia-smi -pl"),
+        ("power_cap", 0x80, {"power_limit_w": 300.0, "power_limit_max_w": 400.0}, "power supplies"),
+        (
+            "application",
+            0x2,
+            {"sm_clock_application_hz": 1_410_000_000, "sm_clock_max_hz": 1_410_000_000},
+            "already the largest (1.41 GHz)",
+        ),
+        (
+            "application",
+            0x2,
+            {"sm_clock_application_hz": 1_005_000_000, "sm_clock_max_hz": 1_410_000_000},
+            "`nvidia-smi -rac` and",
+        ),
+        ("host_limited", 0x0, {"sm_clock_max_hz": 1_980_000_000}, "(to 1.98 GHz at most)"),
+        ("host_limited", 0x0, {}, "compare the clock limit"),
+        ("unlabelled", 0x8, {}, "(bits 0x8)"),
+        ("unlabelled", None, {}, "Record the throttle reasons"),
+        ("idle_ramp", 0x1, {"power_limit_w": 400.0, "power_limit_max_w": 400.0}, "goes idle"),
+    ],
+)
+def test_advice_on_the_clock_holds_in_the_recording(
+    tmp_path: Path, cause: str, bits: int | None, limits: dict[str, Any], said: str
+) -> None:
+    run, clocks = throttled(tmp_path, reasons={HIGH: bits, LOW: bits})
+    put_table(run, 0, "device_clock", clocks)
+    row = {"time_ns": clocks["time_ns"][0].as_py(), "span_ns": 0, "device_id": 0, **limits}
+    put_table(run, 0, "device_limit", table("device_limit", [row]))
+    attribution = pipeline.attribute(run)
+    (lost,) = (c for c in attribution.leaves() if c.id.startswith("compute.clock.") and c.time_ns)
+    assert lost.id == f"compute.clock.{cause}"
+    assert said in remedy(attribution, lost.id)
 
 
 def test_last_waves(attribution: Attribution) -> None:
