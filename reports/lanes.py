@@ -483,7 +483,7 @@ class Packer:
         if lane is not None:
             on_path = row_set(lane.span, len(rank.span_start))[rows]
         pid, tid = ints(spans, "pid"), ints(spans, "tid")
-        threads = {key: (pid == key[0]) & (tid == key[1]) for key in map(tuple, _pairs(pid, tid))}
+        threads = {key: (pid == key[0]) & (tid == key[1]) for key in _pairs(pid, tid)}
         shown = 0
         for key in sorted(threads, key=lambda k: -int(threads[k].sum()))[:MAX_THREADS]:
             mine = threads[key]
@@ -567,10 +567,10 @@ def _longest(rows: np.ndarray, length: np.ndarray, limit: int) -> np.ndarray:
     return rows[np.sort(np.argpartition(length, len(rows) - limit)[len(rows) - limit :])]
 
 
-def _pairs(a: np.ndarray, b: np.ndarray) -> list[list[int]]:
+def _pairs(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int]]:
     """Return the distinct pairs, ascending."""
-    pairs: list[list[int]] = np.unique(np.stack([a, b]), axis=1).T.tolist()
-    return pairs
+    first, _ = distinct_rows([a, b])
+    return list(zip(a[first].tolist(), b[first].tolist(), strict=True))
 
 
 def exclusive(

@@ -84,9 +84,11 @@ class CauseTimes:
         """Time of each window in a leaf."""
         codes, known, _, time = self._coded
         rows = np.flatnonzero(codes == known.get(cause, -1))
+        count = len(self.node.joined.windows)
+        if not len(rows):
+            return np.zeros(count)
         index = ints(self.piece, "step_index")  # of all windows of the rank
-        window = index[rows] - min(index.tolist(), default=0)
-        return np.bincount(window, time[rows], len(self.node.joined.windows)).astype(np.float64)
+        return np.bincount(index[rows] - index.min(), time[rows], count)
 
     @cached_property
     def computing_ns(self) -> np.ndarray:

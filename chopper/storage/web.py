@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from chopper.addresses import without_secrets
 from chopper.errors import InputError, printable
 from chopper.limits import Arrival, within
+
+if TYPE_CHECKING:
+    import http.client
+    import socket
 
 _CONNECT_S, _READ_S = 10.0, 30.0
 _HEAD_S = 60.0
@@ -153,6 +155,8 @@ def _connection(at: SplitResult, ip: str | None) -> http.client.HTTPConnection:
 
     Its name may lead elsewhere by now, for example into the network of this machine.
     """
+    import http.client
+    import socket
 
     def connect(address: tuple[str, int], timeout: float, _source: Any = None) -> socket.socket:
         sock = socket.create_connection((ip or address[0], address[1]), timeout)
