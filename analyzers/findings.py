@@ -19,7 +19,7 @@ from chopper.analyzers.trace.samples import (
     working_tids,
 )
 from chopper.analyzers.views.memory import memory_growth
-from chopper.claims import finding
+from chopper.storage.findings import finding
 from chopper.storage.manifest import Finding, RunManifest
 from chopper.storage.run import Run
 from chopper.views import view
@@ -29,10 +29,6 @@ _CLOCK_OFFSET_SAID_NS = 50_000
 """Smaller differences are how long ranks take to leave a collective, not their clocks."""
 _MATCHED_RATIO = 0.5
 """Below it, most of the collectives' time says nothing of who waited for whom."""
-_CLOCKS_DISAGREE = (
-    "the ranks' traces do not overlap in time as recorded: their clocks disagree; offsets were "
-    "corrected from when the ranks leave their collectives"
-)
 _DROPPED_RATIO = 0.01
 _APART_NS = 5_000_000
 """Half of a period of the samplers: clocks further apart move readings to other kernels."""
@@ -126,7 +122,7 @@ def of_matching(findings: list[Finding], matched_ratio: float | None) -> list[Fi
     if matched_ratio >= _MATCHED_RATIO:
         # Traces that share no moment matched all the same: it was their clocks.
         return [
-            msgspec.structs.replace(f, severity="info", message=_CLOCKS_DISAGREE)
+            finding("run.no_common_time", "corrected", severity="info", withholds=False)
             if f.code == "run.no_common_time"
             else f
             for f in findings
@@ -253,7 +249,7 @@ def of_memory(run: Attribution) -> Iterator[Finding]:
         # Without a trace the verdict says the rest.
         text = f"{held.headline} {held.detail}" if run.observed_ns else held.headline
         if held.asked_bytes is not None:
-            yield finding("memory.out_of_memory", rank=held.rank, message=text)
+            yield finding("memory.out_of_memory", rank=held.rank, what=text)
     for grown in memory_growth(run):
         remaining = (
             "" if grown.steps_left is None else f", about {plural(grown.steps_left, 'step')}"

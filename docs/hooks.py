@@ -26,7 +26,6 @@ from chopper.analyzers import detectors  # noqa: E402
 from chopper.analyzers.work import BY_PREFIX, MODELS, family  # noqa: E402
 from chopper.causes import CAUSES, LEAVES  # noqa: E402
 from chopper.claims import CLAIMS, withheld  # noqa: E402
-from chopper.claims import checks as known_checks  # noqa: E402
 from chopper.cli import cli  # noqa: E402
 from chopper.cli._shared import is_rare  # noqa: E402
 from chopper.hardware.devices import (  # noqa: E402
@@ -38,6 +37,7 @@ from chopper.hardware.devices import (  # noqa: E402
 )
 from chopper.reports import tables as result_tables  # noqa: E402
 from chopper.reports import verdict as verdict_report  # noqa: E402
+from chopper.storage.findings import checks as known_checks  # noqa: E402
 from chopper.tables import GROUPS, TABLES, Table  # noqa: E402
 from chopper.views import in_sections  # noqa: E402
 from docs import gallery  # noqa: E402

@@ -26,10 +26,10 @@ from chopper.analyzers.events.places import Where, line_in_steps, links_of, plac
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.views.ranks import uneven
-from chopper.claims import checks
 from chopper.reports.labels import full_label
 from chopper.reports.labels import sentence as as_sentence
 from chopper.reports.story import Evidence, Story, evidence
+from chopper.storage.findings import checks
 
 _COMPUTE_BOUND, _LEAST_BOUND = 2 / 3, 0.2
 _LEAST_SECOND = 0.1

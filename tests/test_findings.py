@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pyarrow as pa
 import pytest
@@ -14,67 +16,86 @@ from chopper.analyzers.attribution import Attribution
 from chopper.causes import CAUSES
 from chopper.claims import CLAIMS, withheld
 from chopper.reports import render
+from chopper.storage.findings import checks
 from chopper.storage.manifest import CollectorReport, Finding
 from chopper.tables import TABLES
-from tests.declared_checks import CHECKS
 from tests.kineto_writer import BASE_NS, Trace, small_trace
 from tests.made_runs import put_table
 
 ROOT = Path(__file__).resolve().parent.parent
-_CODE = re.compile(
-    r"(trace|event|run|steps|telemetry|host|device|compute|counters|communication)\.[a-z_0-9]+$"
-)
-_TAKES_A_CODE = {"add", "finding", "note", "Finding", "_finding", "_note", "append"}
+_PRODUCT = ("chopper", "collectors", "analyzers", "reports", "workloads")
 
 
-def findings_in_source() -> set[str]:
-    """Codes that the program gives to findings: ``Finding(code=…)``, ``note("…")`` and tables."""
-    found: set[str] = set()
-    for folder in ("chopper", "collectors", "analyzers"):
+def calls() -> Iterator[tuple[Path, str, ast.Call]]:
+    """Every call in the product: its file, the name of what is called, and the call."""
+    for folder in _PRODUCT:
         for path in (ROOT / folder).rglob("*.py"):
-            if path.name == "causes.py" or "validation" in path.parts:
-                continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.Call):
-                    continue
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                values = [k.value for k in node.keywords if k.arg == "code"]
-                values += node.args[:1] if name in _TAKES_A_CODE else []
-                found |= {
-                    v.value
-                    for v in values
-                    if isinstance(v, ast.Constant)
-                    and isinstance(v.value, str)
-                    and _CODE.match(v.value)
-                }
-    return found
+                if isinstance(node, ast.Call):
+                    yield path, getattr(node.func, "attr", getattr(node.func, "id", "")), node
 
 
-def test_every_finding_is_a_declared_check():
-    found = findings_in_source()
-    assert len(found) > 50
-    assert sorted(found - set(CHECKS)) == []
+def declared_messages() -> dict[tuple[str, str | None], str]:
+    """The message of each check, and those of its cases, by code and case."""
+    return {
+        (code, case): text
+        for code, check in checks().items()
+        for case, text in ((None, check.message), *check.cases.items())
+    }
+
+
+def names_in(message: str) -> set[str]:
+    """Names that a message shows, without what is taken of them: ``ranks`` of ``{ranks[0]}``."""
+    fields = (field for _, field, _, _ in Formatter().parse(message) if field is not None)
+    return {re.split(r"[.\[]", field)[0] for field in fields}
+
+
+def test_findings_are_made_in_one_place():
+    makers = {path.relative_to(ROOT).as_posix() for path, name, _ in calls() if name == "Finding"}
+    assert makers == {"chopper/storage/findings.py"}
+
+
+def test_every_finding_has_its_check_and_gets_what_the_message_shows():
+    messages = declared_messages()
+    made: set[tuple[str, str | None]] = set()
+    given_to_any: list[set[str]] = []
+    for path, name, call in calls():
+        given = {str(keyword.arg) for keyword in call.keywords if keyword.arg is not None}
+        is_forwarded = len(given) < len(call.keywords)
+        if name not in ("finding", "note") or not call.args or is_forwarded:
+            continue
+        code, case = (*(getattr(arg, "value", None) for arg in call.args), None)[:2]
+        if not isinstance(code, str):
+            given_to_any.append(given)
+            continue
+        if "." not in code:  # a note of a hooked process
+            continue
+        where = f"{path.relative_to(ROOT)}:{call.lineno}: {code} {case}"
+        assert (code, case) in messages, where
+        made.add((code, case))
+        shown = names_in(messages[code, case])
+        assert shown <= given, where
+        assert given - shown <= {"rank", "count", "share", "severity", "withholds"}, where
+    assert len(made) > 100
+    # The code of the others is a variable: it has what some such call gives.
+    for key in messages.keys() - made:
+        assert any(names_in(messages[key]) <= given for given in given_to_any), key
 
 
 def test_declared_checks_are_made_somewhere():
-    text = "".join(
-        path.read_text(encoding="utf-8")
-        for folder in ("chopper", "collectors", "analyzers")
-        for path in (ROOT / folder).rglob("*.py")
-    )
-    assert [code for code in CHECKS if f'"{code}"' not in text] == []
+    files = (path for folder in _PRODUCT for path in (ROOT / folder).rglob("*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert [code for code in checks() if f'"{code}"' not in text] == []
 
 
 def test_claims_are_declared_and_about_causes_that_exist():
-    for code, check in CHECKS.items():
-        assert set(check.get("withholds", ())) <= set(CLAIMS), code
-        assert check["title"]
-        assert check["doc"].endswith(".")
+    for code, check in checks().items():
+        assert set(check.withholds) <= set(CLAIMS), code
+        assert check.title
+        assert check.doc.endswith(".")
     for name, claim in CLAIMS.items():
         assert set(claim.causes) <= set(CAUSES), name
-    assert set(CLAIMS) == {
-        claim for check in CHECKS.values() for claim in check.get("withholds", ())
-    }
+    assert set(CLAIMS) == {claim for check in checks().values() for claim in check.withholds}
 
 
 def test_reasons_and_ranks_of_a_withheld_claim():
@@ -99,8 +120,8 @@ def attributed(trace: Trace, tmp_path: Path) -> Attribution:
     path = tmp_path / "trace.json"
     path.write_bytes(trace.encode())
     found = pipeline.attribute(path)
-    for finding in found.findings:
-        assert set(finding.withholds) <= set(CHECKS[finding.code].get("withholds", ()))
+    for one in found.findings:
+        assert set(one.withholds) <= set(checks()[one.code].withholds)
     return found
 
 

@@ -16,9 +16,9 @@ import chopper.reports
 from chopper import pipeline, reports
 from chopper.analyzers.attribution import Attribution
 from chopper.pipeline import clocks_of, share_a_clock
+from chopper.storage.findings import checks
 from chopper.storage.manifest import Device, Finding, RankManifest, RunManifest
 from chopper.storage.run import Run
-from tests.declared_checks import CHECKS
 from tests.kineto_writer import Trace
 
 US = 1_000
@@ -37,7 +37,7 @@ def attributed(directory: Path, *traces: Trace, **tables: str) -> Attribution:
     for level in ("step", "phase", "op", "kernel", "rank"):
         assert sum(group.time_ns for group in found.by(level)) == found.observed_ns
     for finding in found.findings:
-        assert set(finding.withholds) <= set(CHECKS[finding.code].get("withholds", ()))
+        assert set(finding.withholds) <= set(checks()[finding.code].withholds)
     return found
 
 

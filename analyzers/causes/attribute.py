@@ -35,7 +35,7 @@ from chopper.analyzers.trace.totals import counted_on
 from chopper.analyzers.trace.windows import Windows
 from chopper.arrow import with_column
 from chopper.causes import CODES, LEAVES
-from chopper.claims import finding
+from chopper.storage.findings import finding
 from chopper.storage.manifest import Finding
 from chopper.tables import TABLES
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace.columns import ints, matching, row_set, strings
-from chopper.claims import finding
+from chopper.storage.findings import finding
 from chopper.storage.manifest import Finding
 from chopper.wording import base_name, plain
 

@@ -23,8 +23,8 @@ from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.join import COMPUTE, Links, kernel_launches
 from chopper.analyzers.trace.rank_join import JoinedRank
 from chopper.analyzers.trace.windows import UNRECORDED
-from chopper.claims import finding
 from chopper.hardware.ceilings import MOST_OF_A_PEAK
+from chopper.storage.findings import finding
 from chopper.storage.manifest import Finding
 from chopper.storage.run import Span
 from chopper.wording import duration, plural, ranges
@@ -123,12 +123,13 @@ def _of_peaks(joined: JoinedRank, too_fast: int, of_peak_ratio: float) -> Iterat
     if ceiling is None and not (joined.host_only and joined.inputs.devices_listed):
         yield finding("device.no_peak", remedy=joined.inputs.no_peak_remedy)
     if of_peak_ratio > MOST_OF_A_PEAK:
-        message = (
-            f"the products ran at {of_peak_ratio:.3g} times the peak "
-            f"({ceiling.source if ceiling else 'unknown'}): the peak, data types, shapes or "
-            "times are wrong, so the ideal time is unknown"
+        yield finding(
+            "compute.above_peak",
+            "all_products",
+            count=too_fast,
+            ratio=of_peak_ratio,
+            source=ceiling.source if ceiling else "unknown",
         )
-        yield finding("compute.above_peak", count=too_fast, message=message)
     elif too_fast:
         yield finding("compute.above_peak", count=too_fast, withholds=False)
 
@@ -142,12 +143,14 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     settling_count = _settling_count(joined, links)
     if before_ms and settling_count:
         steps = "the step" if settling_count == 1 else f"the {settling_count} steps"
-        message = (
-            f"{before_ms:.3f} ms of {steps} before step {windows.numbers[0]} are not attributed: "
-            "the recorder traces them so that the ranks settle"
+        yield finding(
+            "trace.outside_steps",
+            "settling",
+            before_ms=before_ms,
+            steps=steps,
+            step=windows.numbers[0],
+            late=f"; nor are {after_ms:.3f} ms after the last step" if after_ms else "",
         )
-        late = f"; nor are {after_ms:.3f} ms after the last step" if after_ms else ""
-        yield finding("trace.outside_steps", message=message + late)
     elif before_ms or after_ms:
         yield finding("trace.outside_steps", share=share, before_ms=before_ms, after_ms=after_ms)
     if windows.empty_steps:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chopper import wording as fmt
-from chopper.claims import finding
 from chopper.experiments.declarations import Bound
+from chopper.storage.findings import finding
 
 if TYPE_CHECKING:
     from chopper.storage.manifest import Finding

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from chopper import wording as fmt
-from chopper.claims import finding
 from chopper.errors import InputError, UsageError
 from chopper.hardware.devices import (
     DTYPES,
@@ -25,6 +24,7 @@ from chopper.hardware.devices import (
     peaks_of,
     why_unknown,
 )
+from chopper.storage.findings import finding
 from chopper.storage.manifest import Device, Finding, RankManifest, StatedDevice
 
 if TYPE_CHECKING:

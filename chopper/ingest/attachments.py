@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -17,7 +17,8 @@ from chopper.collectors.formats.telemetry_csv import TelemetryLog, read_log
 from chopper.collectors.formats.unpack import DAMAGE, lines
 from chopper.errors import InputError, UsageError
 from chopper.ingest.ranks import rank_in
-from chopper.storage.manifest import CollectorReport, Finding, RankManifest, Severity, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import CollectorReport, Finding, RankManifest
 from chopper.wording import ranges, some
 
 
@@ -29,13 +30,8 @@ class Attachments:
     """By (rank, name)."""
     findings: list[Finding] = field(default_factory=list)
     """About the run as a whole."""
-    findings_by_rank: dict[int, list[Finding]] = field(default_factory=dict)
+    findings_by_rank: dict[int, list[Finding]] = field(default_factory=lambda: defaultdict(list))
     reports_by_rank: dict[int, list[CollectorReport]] = field(default_factory=dict)
-
-    def note(self, rank: int, code: str, message: str, severity: Severity = "warning") -> None:
-        """Add a finding about one rank."""
-        findings = self.findings_by_rank.setdefault(rank, [])
-        add_finding(findings, code, message, severity=severity, rank=rank)
 
     def report(self, rank: int, collector: str, files: Sequence[Path]) -> None:
         """Say that files gave a rank what a collector would have recorded."""
@@ -59,8 +55,9 @@ def attach_counters(
         rank = _rank_of_counters(ranks, file)
         table, damages = read_counters(file)
         by_rank.setdefault(rank, []).append(table)
-        for line in damages:
-            attachments.note(rank, "counters.damaged", line)
+        attachments.findings_by_rank[rank] += [
+            finding("counters.damaged", rank=rank, damage=line) for line in damages
+        ]
     for rank, tables in by_rank.items():
         attachments.tables[rank, "kernel_counter"] = pa.concat_tables(tables).unify_dictionaries()
 
@@ -121,23 +118,13 @@ def _check_history(
     attachments: Attachments, file: Path, part: RankManifest, events: pa.Table
 ) -> None:
     """Note discrepancies between a snapshot's history and the rank's trace."""
+    findings = attachments.findings_by_rank[part.rank]
     if not events.num_rows:
-        attachments.note(
-            part.rank,
-            "memory.no_history",
-            f"{file.name}: a snapshot without history: what was held at its end is known, not "
-            "when; call torch.cuda.memory._record_memory_history first",
-            "info",
-        )
+        findings.append(finding("memory.no_history", rank=part.rank, source=file.name))
     elif part.start_ns is not None and part.end_ns is not None:
         first, last = events["time_ns"][0].as_py(), events["time_ns"][-1].as_py()
         if first > part.end_ns or part.start_ns > last:
-            attachments.note(
-                part.rank,
-                "memory.no_common_time",
-                f"{file.name}: its history does not overlap the trace in time: phases and steps "
-                "of allocations are unknown",
-            )
+            findings.append(finding("memory.no_common_time", rank=part.rank, source=file.name))
 
 
 _HELD_RATIO = 8
@@ -203,14 +190,8 @@ def attach_logs(
     ranks_of = Counter(p.device_id for p in parts)
     alike = [p.rank for p in parts if p.device_id is not None and ranks_of[p.device_id] > 1]
     if alike:
-        add_finding(
-            findings,
-            "telemetry.device_unknown",
-            f"ranks {ranges(alike)} use the same device number (each sees only its own, or they "
-            f"are on several hosts): the rows of {', '.join(f.name for f in files)} cannot be "
-            f"separated, and none is joined; import each rank with the rows of its own device "
-            f"only",
-        )
+        names = ", ".join(f.name for f in files)
+        findings.append(finding("telemetry.device_unknown", ranks=ranges(alike), files=names))
     for part in parts:
         if part.rank in alike:
             continue
@@ -284,38 +265,26 @@ def _check_times(
             "cannot be joined; import them separately, or record both with Unix times"
         )
     if first > end or start > last:
-        apart_s = max(first - end, start - last) / 1e9
-        add_finding(
-            findings,
+        found = finding(
             "telemetry.no_common_time",
-            f"{file.name}: does not overlap the trace in time ({apart_s:,.0f} s "
-            f"{'after' if first > end else 'before'} it), so nothing of it is joined; is it of "
-            "another run, or in another time zone?",
+            source=file.name,
+            apart_s=max(first - end, start - last) / 1e9,
+            side="after" if first > end else "before",
         )
+        findings.append(found)
 
 
 def _note_oddities(findings: list[Finding], file: Path, log: TelemetryLog, *, zoned: bool) -> None:
     if log.local_time and not zoned:
-        add_finding(
-            findings,
-            "telemetry.time_zone",
-            f"{file.name}: its times name no zone and were read as UTC; --time-zone of "
-            "chopper import says otherwise",
-        )
+        findings.append(finding("telemetry.time_zone", source=file.name))
     if log.repeated_count:
-        add_finding(
-            findings,
-            "telemetry.clock_set_back",
-            f"{file.name}: its clock was set back, and {log.repeated_count} rows of repeated "
-            "times are ignored (the end of summer time? log in UTC)",
-            count=log.repeated_count,
-        )
+        found = finding("telemetry.clock_set_back", count=log.repeated_count, source=file.name)
+        findings.append(found)
     if log.bad_rows_count:
-        add_finding(
-            findings,
+        found = finding(
             "telemetry.rows_lost",
-            f"{file.name}: {log.bad_rows_count} of {log.bad_rows_count + log.rows_count} rows "
-            "have no device or no time and are ignored",
-            severity="info",
             count=log.bad_rows_count,
+            source=file.name,
+            rows=log.bad_rows_count + log.rows_count,
         )
+        findings.append(found)

@@ -21,7 +21,8 @@ from chopper.arrow import with_column
 from chopper.collectors.formats.kineto import ParsedTrace
 from chopper.collectors.formats.parsed import to_numpy
 from chopper.errors import InputError
-from chopper.storage.manifest import Finding, RankManifest, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Finding, RankManifest
 from chopper.storage.parts import ranks_missing
 from chopper.tables.ranges import MOST_RANKS, NUMBER_MOST
 from chopper.wording import base_name, device_name, some
@@ -132,18 +133,12 @@ def credible(traces: list[ParsedTrace]) -> list[Finding]:
     findings: list[Finding] = []
     for trace in traces:
         if trace.rank is not None and trace.rank >= MOST_RANKS:
-            add_finding(
-                findings,
-                "run.rank_number",
-                f"{trace.source}: says it is rank {trace.rank}; rejected",
-            )
+            found = finding("run.rank_number", source=trace.source, stated=trace.rank)
+            findings.append(found)
             trace.rank = None
         if trace.world_size is not None and trace.world_size > MOST_RANKS:
-            add_finding(
-                findings,
-                "run.world_size",
-                f"{trace.source}: says it is of a job of {trace.world_size} ranks; rejected",
-            )
+            found = finding("run.world_size", source=trace.source, stated=trace.world_size)
+            findings.append(found)
             trace.world_size = None
     return findings
 
@@ -177,16 +172,8 @@ def check_one_run(traces: list[tuple[Path, ParsedTrace]]) -> list[Finding]:
         if this_end > end:
             end, last = this_end, file
     overlap = max(s[0] for s, _ in spans) < min(s[1] for s, _ in spans)
-    if overlap:
-        return []
-    return [
-        Finding(
-            code="run.no_common_time",
-            severity="warning",
-            message="the ranks' traces do not overlap in time: their clocks disagree, or they "
-            "are of different windows; ranks are attributed separately",
-        )
-    ]
+    # What it withholds shows when the ranks' collectives are matched.
+    return [] if overlap else [finding("run.no_common_time", withholds=False)]
 
 
 def check_ranks(numbered: Numbered) -> list[Finding]:
@@ -199,23 +186,20 @@ def check_ranks(numbered: Numbered) -> list[Finding]:
     world = max(worlds)
     unknown = [file.name for file, t in main.values() if t.rank is None]
     if unknown and len(main) > 1:
-        add_finding(
-            findings,
-            "run.rank_unknown",
-            f"{some(unknown)} do not name their rank, unlike files of a job of "
-            f"{world} next to them: they may belong to another run, and their ranks are guessed",
-            count=len(unknown),
-        )
+        found = finding("run.rank_unknown", count=len(unknown), files=some(unknown), world=world)
+        findings.append(found)
     beyond = [rank for rank in main if rank >= world]
     if beyond:
-        add_finding(
-            findings,
+        found = finding(
             "run.rank_beyond_world",
-            f"rank {some(beyond)} of a job of {world}: ranks count from 0 to {world - 1}",
             count=len(beyond),
+            ranks=some(beyond),
+            world=world,
+            last=world - 1,
         )
+        findings.append(found)
     # One of many alone is as its user wants it.
-    return findings + ranks_missing(main, world, "warning" if len(main) > 1 else "info")
+    return findings + ranks_missing(main, world, None if len(main) > 1 else "info")
 
 
 _MOST_PAIRS = 400_000
@@ -255,11 +239,7 @@ def without_foreign(traces: Read, named: Mapping[Path, bool]) -> tuple[Read, lis
             )
             if named.get(file, True):
                 raise refused
-            add_finding(
-                findings,
-                "run.file_left_out",
-                f"ignored: {refused}",
-            )
+            findings.append(finding("run.file_left_out", "foreign", reason=refused))
             continue
         path, trace = kinetos[at]
         kinetos[at] = path, _with(trace, file, other, offset_ns, ratio)
@@ -284,16 +264,17 @@ def _with(
     if counters is not None and counters.num_rows:
         tables["kernel_counter"] = counters
         taken.append("kernel_counter")
-    finding = Finding(
-        code="trace.joined_recording",
-        severity="info",
-        message=f"{file.name}: {fmt.ratio(ratio)} of the trace's kernels are in it, clock offset "
-        f"{-offset_ns / 1e9:+.6f} s; {', '.join(taken) or 'nothing'} of it joined",
+    found = finding(
+        "trace.joined_recording",
+        source=file.name,
+        ratio=fmt.ratio(ratio),
+        offset_s=-offset_ns / 1e9,
+        tables=", ".join(taken) or "nothing",
     )
     return replace(
         trace,
         tables=tables,
-        findings=[*trace.findings, finding],
+        findings=[*trace.findings, found],
         borrowed=trace.borrowed.union(taken),
     )
 

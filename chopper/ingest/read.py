@@ -33,8 +33,9 @@ from chopper.ingest.sources import Sources, check_names, find
 from chopper.ingest.windows import joined_windows
 from chopper.storage import parquet
 from chopper.storage.files import inside
+from chopper.storage.findings import finding
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
-from chopper.storage.manifest import Finding, RankManifest, RunManifest, add_finding
+from chopper.storage.manifest import Finding, RankManifest, RunManifest
 from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here, in_addresses
 from chopper.storage.results import Folder
@@ -238,12 +239,12 @@ def _without_trace(file: Path, sources: Sources, store: Store) -> Finding:
     """Return what can be done with files that hold no kernels."""
     rows = sum(map(store.rows_count, store))
     views = ["memory_segments"] * bool(sources.snapshots) + ["energy"] * bool(sources.logs)
-    return Finding(
-        code="run.no_trace",
-        severity="info",
-        message=f"{file.name}: no kernel trace, so nothing is attributed; it has {rows} rows of "
-        f"{', '.join(sorted({name for _, name in store}))} (chopper report, chopper export, "
-        f"chopper analyze --view {' or '.join(views)})",
+    return finding(
+        "run.no_trace",
+        source=file.name,
+        rows=rows,
+        tables=", ".join(sorted({name for _, name in store})),
+        views=" or ".join(views),
     )
 
 
@@ -307,7 +308,7 @@ def _numbered(
                 raise refusal
             # One bad file in a directory must not hide the others.
             refused = refused or refusal
-            add_finding(findings, "run.file_left_out", f"left out: {refusal}")
+            findings.append(finding("run.file_left_out", reason=refusal))
             continue
         recording: list[ParsedTrace] = [_filed(trace, folder, engine) for trace in done]
         for group in (group for trace in recording for group in trace.process_groups):

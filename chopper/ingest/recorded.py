@@ -20,6 +20,7 @@ from chopper.ingest.sampled import with_samples
 from chopper.ingest.windows import join
 from chopper.storage import parquet, results
 from chopper.storage.files import inside, write_atomic
+from chopper.storage.findings import finding
 from chopper.storage.layout import rank_dir_name
 from chopper.storage.manifest import Finding, RankManifest
 from chopper.storage.run import recorded_tables
@@ -63,15 +64,12 @@ def read_rank(
     if not files:
         reasons = (c.reason for c in part.collectors if c.name == "torch_trace" and c.reason)
         why = next(reasons, part.error or "nothing to attribute there")
-        finding = _no_trace(rank, "trace.absent", f"rank {rank} has no kernel trace: {why}")
-        return _with_findings(part, [finding]), {}
+        return _with_findings(part, [finding("trace.absent", rank=rank, why=why)]), {}
     try:
         trace = _trace_of(files, part, rows, threads)
     except InputError as exc:
         # A rank that was killed while it wrote leaves a file without events.
-        return _with_findings(
-            part, [_no_trace(rank, "trace.unreadable", f"rank {rank}: {exc}")]
-        ), {}
+        return with_lost(part, str(exc)), {}
     # Each rank's file has the same name: without the rank nobody could tell which is meant.
     part = _with_findings(part, [msgspec.structs.replace(f, rank=rank) for f in trace.findings])
     device_id = trace.device_id if part.device_id is None else part.device_id
@@ -142,24 +140,16 @@ def rank_task(
 
 def with_lost(part: RankManifest, reason: str) -> RankManifest:
     """Return the part of a rank whose traces could not be read, and why."""
-    return _with_findings(
-        part, [_no_trace(part.rank, "trace.unreadable", f"rank {part.rank}: {reason}")]
-    )
-
-
-def _no_trace(rank: int, code: str, message: str) -> Finding:
-    return Finding(
-        code=code, severity="warning", rank=rank, message=message, withholds=("attribution",)
-    )
+    return _with_findings(part, [finding("trace.unreadable", rank=part.rank, reason=reason)])
 
 
 def _with_findings(part: RankManifest, findings: Sequence[Finding]) -> RankManifest:
     """Return a part with findings added, each once."""
     every = [*part.findings]
-    for finding in findings:
+    for found in findings:
         # An imported run has it from the import, under the file's first name.
-        if all((f.code, f.count) != (finding.code, finding.count) for f in every):
-            every.append(finding)
+        if all((f.code, f.count) != (found.code, found.count) for f in every):
+            every.append(found)
     return msgspec.structs.replace(part, findings=every)
 
 

@@ -21,7 +21,8 @@ from chopper.engines import Engine, Lost
 from chopper.errors import InputError
 from chopper.ingest.filed import left, loaded
 from chopper.ingest.ranks import APART_NS, host_of, rank_by_name
-from chopper.storage.manifest import Finding, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Finding
 
 Read = list[tuple[Path, "ParsedTrace"]]
 
@@ -72,13 +73,8 @@ def joined_windows(
         if refused:
             raise InputError(refused)
         if by_id_alone:
-            add_finding(
-                findings,
-                "run.windows_by_pid",
-                f"{len(group)} traces are taken for windows of one process (pid {trace.host_pid}): "
-                "they name neither host nor rank; if they are of several, analyze them separately",
-                severity="info",
-            )
+            found = finding("run.windows_by_pid", traces=len(group), pid=trace.host_pid)
+            findings.append(found)
         files[first] = [file for file, _ in group]
         several[len(out)] = [trace for _, trace in group]
         out.append(group[0])

@@ -29,6 +29,7 @@ from chopper.storage.destination import (
     settle,
 )
 from chopper.storage.files import inside, write_atomic
+from chopper.storage.findings import finding
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name, rank_dirs, sub_run
 from chopper.storage.parts import has_steps, restart_count
 from chopper.version import __version__
@@ -309,12 +310,7 @@ def _set_aside(path: Path, directory: Path) -> m.Finding:
     attempt = inside(path, f"attempt-{number}")
     attempt.mkdir(exist_ok=True)
     directory.replace(attempt / directory.name)
-    return m.Finding(
-        code="run.restarted",
-        severity="info",
-        message=f"{directory.name} was recorded before, by a process that ended: that recording "
-        f"is kept as the run {attempt.name}/",
-    )
+    return finding("run.restarted", folder=directory.name, attempt=attempt.name)
 
 
 def settled(path: Path) -> Path | None:

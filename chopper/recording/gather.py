@@ -9,6 +9,7 @@ from chopper.errors import InputError, OutputError, reason_of
 from chopper.recording.finish import OF_WHOLE_RUN, finalize
 from chopper.storage import manifest as m
 from chopper.storage.files import check_links, inside, write_atomic
+from chopper.storage.findings import finding
 from chopper.storage.layout import MANIFEST, is_run, rank_dir_name
 from chopper.storage.parts import read_manifest
 from chopper.storage.processes import recorder_runs
@@ -131,13 +132,7 @@ def _holders(run_by_path: Runs) -> tuple[dict[int, tuple[Path, m.RankManifest]],
             )
         if other.status == "running" != part.status:  # copied before it had ended
             holders[part.rank] = path, part
-        m.add_finding(
-            findings,
-            "run.gathered_twice",
-            f"rank {part.rank} is in {first} and in {path}: the same recording, taken once",
-            severity="info",
-            rank=part.rank,
-        )
+        findings.append(finding("run.gathered_twice", rank=part.rank, first=first, second=path))
     return holders, findings
 
 

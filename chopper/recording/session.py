@@ -178,11 +178,7 @@ class Session:
         if moved is not None:
             manifest.findings.append(moved)
         if self.info.ignored is not None:
-            self._part.note(
-                "run.rank_unknown",
-                f"recorded as rank 0 of 1: the environment names no rank ({self.info.ignored}); "
-                "expected 0 <= RANK < WORLD_SIZE",
-            )
+            self._part.note("run.rank_unknown", "environment", ignored=self.info.ignored)
 
     def _context(self) -> CollectorContext:
         return CollectorContext(
@@ -255,9 +251,9 @@ class Session:
         if set_by_ns:
             self._part.note(
                 "run.clock_set",
-                f"the wall clock of rank {self.info.rank} was set by {set_by_ns / 1e9:+.3f} s in "
-                f"step {self._steps.log.number}, or its machine slept: all times are of a clock "
-                "that is not set, placed on the wall clock at the recording's start",
+                own_rank=self.info.rank,
+                set_by_s=set_by_ns / 1e9,
+                step=self._steps.log.number,
             )
 
     # -- phases -------------------------------------------------------------------------------
@@ -392,8 +388,9 @@ class Session:
         if now.known and (now.rank, now.world_size) != (self.info.rank, self.info.world_size):
             self._part.note(
                 "run.rank_changed",
-                f"recorded as rank {self.info.rank}, but this is rank {now.rank} of "
-                f"{now.world_size}: enter chopper.profile after init_process_group, or set RANK",
+                own_rank=self.info.rank,
+                actual_rank=now.rank,
+                world=now.world_size,
             )
         manifest.end_ns = clock.now_ns()
         manifest.clock_anchors.append(environment.clock_anchor())
@@ -480,9 +477,10 @@ class Session:
                     log.close()
                 self._part.note(
                     "run.stopped",
-                    f"rank {self.info.rank} stopped recording in step {log.number}: "
-                    f"{self.problem}; the program went on; what was recorded before is kept: "
-                    f"{plural(log.written, 'step')}",
+                    own_rank=self.info.rank,
+                    step=log.number,
+                    problem=self.problem,
+                    steps=plural(log.written, "step"),
                 )
 
     def forked(self) -> None:

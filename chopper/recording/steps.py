@@ -148,10 +148,8 @@ class StepTracker:
         """Count steps from here on, where something else was recorded before."""
         if self.infers:
             self.infers = False
-            self.windows.start_over(
-                "the program called its model before it trained: steps are counted from its first "
-                "backward pass"
-            )
+            if self.windows.start_over():
+                self._part.note("run.steps_recounted", "inference_first")
             self.log.skip()
 
     def _end_steps(self, source: Source, ends_ns: list[int], now_ns: int, began_ns: int) -> None:
@@ -165,17 +163,15 @@ class StepTracker:
         log = self.log
         if log.source != "mark":
             if log.source is not None:
-                found_in = "backward passes" if log.source == "backward" else "the optimizer"
-                self.windows.start_over(
-                    f"the first prof.step() came after {log.number} steps of {found_in}: those "
-                    "were one step, and the steps to trace are counted from it"
-                )
+                marks = "backward passes" if log.source == "backward" else "the optimizer"
+                if self.windows.start_over():
+                    self._part.note("run.steps_recounted", steps=log.number, marks=marks)
                 log.restart()
             log.source = "mark"
         if tokens is not None:
             number = finite_number(tokens)
             if number is None:
-                self._part.note("measures.dropped", f"tokens of a step: {tokens!r} is not a number")
+                self._part.note("measures.dropped", "tokens", tokens=tokens)
             tokens = None if number is None else int(number)
         self._end_step(now_ns, began_ns, tokens)
 
@@ -218,12 +214,7 @@ class StepTracker:
         """Take the ends that nothing came after to make certain for ends of steps."""
         self.unwatch()
         if self._trainers.unseen:
-            self._part.note(
-                "run.phases_unseen",
-                f"calls of {some(self._trainers.unseen)} are no phase of their own in this run: "
-                "Python 3.12 or later shows them, as does `with prof.phase(...)` around them",
-                severity="info",
-            )
+            self._part.note("run.phases_unseen", calls=some(self._trainers.unseen))
         log = self.log
         ends_ns: list[int] = []
         saw_torch = self.optimizers.saw_torch
@@ -238,10 +229,7 @@ class StepTracker:
         if log.number == 0:
             why = "no optimizer of torch stepped" if saw_torch else "torch was never imported"
             self._part.note(
-                "run.no_steps",
-                f"no step was detected: {why}; for times of each batch or request, call "
-                "prof.step() of chopper.profile after it",
-                severity="info" if self.infers and saw_torch else "warning",
+                "run.no_steps", severity="info" if self.infers and saw_torch else None, why=why
             )
 
 
@@ -429,4 +417,4 @@ def keep_measure(
         measures.append(m.Measure(name=str(name), value=number, labels=texts))
         return
     why = "is not a number" if number is None else f"exceeds the limit of {_MAX_MEASURES}"
-    part.note("measures.dropped", f"measure {name!r} {why}: dropped, as are further ones")
+    part.note("measures.dropped", name=name, why=why)

@@ -320,11 +320,8 @@ class TraceWindows:
         if number >= self._upcoming[0].begin - 1 and self._trace.foreign:
             if number >= self._upcoming[0].begin:
                 window = self._upcoming.popleft()
-                self._part.note(
-                    "run.profiler_in_use",
-                    f"steps {window.start} to {window.stop - 1} were not traced: the program's "
-                    "own profiler was active, and torch supports only one",
-                )
+                first, last = window.start, window.stop - 1
+                self._part.note("run.profiler_in_use", "not_begun", first=first, last=last)
             return False
         if number >= self._upcoming[0].begin:
             signals.has_traced()
@@ -342,11 +339,7 @@ class TraceWindows:
             return True
         if number == self._upcoming[0].begin - 1 and self._shows_later_steps():
             self._upcoming.clear()
-            self._part.note(
-                "run.window_kept",
-                f"the first trace stays: steps up to {number - 1} took as long as the traced ones",
-                severity="info",
-            )
+            self._part.note("run.window_kept", step=number - 1)
             return False
         if number == self._upcoming[0].begin - 1:
             signals.has_traced()
@@ -393,10 +386,10 @@ class TraceWindows:
         self._upcoming = deque([planned])
         self._part.note(
             "run.window_follows",
-            f"one in every {period} steps took much longer than the others, such as steps "
-            f"{number - period} and {number}: {_steps_text(planned.start, planned.stop)} are "
-            "traced to include the next one",
-            severity="info",
+            period=period,
+            previous=number - period,
+            step=number,
+            steps=_steps_text(planned.start, planned.stop),
         )
 
     def begin_span(self) -> None:
@@ -423,8 +416,12 @@ class TraceWindows:
         span.__enter__()
         return span
 
-    def start_over(self, why: str) -> None:
-        """Count anew: the steps found so far, if any, were parts of the first one."""
+    def start_over(self) -> bool:
+        """Count anew: the steps found so far, if any, were parts of the first one.
+
+        Returns:
+            Whether the windows that had begun are counted anew, too.
+        """
         begun = self._begun
         self.profiled = begun > 0
         if self._capture is not None and (begun > 1 or not self._trace.mine):
@@ -435,13 +432,14 @@ class TraceWindows:
         elif self._capture is not None:
             begun = 0
         lost = self._capture is not None or (self._kept is not None and self._trace.left_open)
-        if begun and not lost:
+        recounts = begun > 0 and not lost
+        if recounts:
             self._upcoming = deque(w for w in self._windows if w.stop > 1)
             self._begun = 0
-            self._part.note("run.steps_recounted", why, severity="info")
         self._kept_steps = 0
         if self._part.manifest.traced_steps is not None:
             self._part.manifest.traced_steps = (0, 0)
+        return recounts
 
     def finish(self) -> None:
         """End what runs, and keep it unless the trace on disk is better."""
@@ -450,11 +448,7 @@ class TraceWindows:
         if not self._trace.mine:
             self._trace.abandon()
             self._lose()
-            self._part.note(
-                "run.trace_abandoned",
-                "the last trace is lost: the recording ended in another thread than the traced "
-                "one; leave chopper.profile in the thread that entered it",
-            )
+            self._part.note("run.trace_abandoned")
             return
         capture = self._end_capture()
         whole_steps = self._log.number - capture.window.start
@@ -488,29 +482,17 @@ class TraceWindows:
         number = self._log.number
         if lost:
             self._lose()
-            self._part.note(
-                "run.profiler_in_use",
-                f"the trace that was taken in step {number} is lost: the program's own profiler "
-                "started in another thread, and torch supports only one",
-            )
+            self._part.note("run.profiler_in_use", "lost", step=number)
             return
         self.finish()
-        self._part.note(
-            "run.profiler_in_use",
-            f"the trace ended in step {number}: the program's own profiler started, and torch "
-            "supports only one",
-        )
+        self._part.note("run.profiler_in_use", step=number)
 
     def before_fork(self) -> None:
         """A process is about to be forked from this thread: no trace survives in it."""
         if self._capture is None or not self._trace.mine or signals.forks_loader_worker():
             return
         self.finish()
-        self._part.note(
-            "run.forked",
-            f"the trace ended in step {self._log.number}: the program forked, and the new process "
-            "could not go on with a trace",
-        )
+        self._part.note("run.forked", step=self._log.number)
 
     def enter_root(self, module: Any) -> None:
         """Annotate a forward that began before the recording did, and is still running."""
@@ -530,12 +512,7 @@ class TraceWindows:
         self._upcoming.clear()
         self._keep(capture)
         if excess is None:
-            self._part.note(
-                "run.no_steps",
-                "no step ended within a minute of tracing: the trace was stopped there; where no "
-                "optimizer of torch steps, call prof.step() of chopper.profile after each batch or "
-                "request",
-            )
+            self._part.note("run.no_steps", "trace_stopped")
             return
         again = ""
         if number <= 1 and not self._moved and not self._trace.left_open:
@@ -548,8 +525,14 @@ class TraceWindows:
             if number > window.start
             else "it holds no complete step, only the beginning of one"
         )
-        self._note_limit(
-            f"the trace ended within step {number} at {excess}: {complete_steps}{again}"
+        self._part.note(
+            "run.trace_limited",
+            "within_step",
+            step=number,
+            excess=excess,
+            complete=complete_steps,
+            again=again,
+            limit=self._budget.limit_text,
         )
 
     def _fit_windows(self, window: Window) -> None:
@@ -560,31 +543,26 @@ class TraceWindows:
         number, fitting = self._log.number, self._budget.fitting_steps()
         planned: list[Window] = []
         if number < window.stop:
-            why = (
-                f"not {_steps_text(window.start, window.stop)}: "
-                f"a step makes about {self._budget.step_events:,} events"
-            )
             if number > window.start or self._moved or self._trace.left_open:
-                traced = _steps_text(min(window.start, number - 1), number)
-                self._note_limit(f"the trace covers {traced}, {why}")
+                covered = _steps_text(min(window.start, number - 1), number)
             else:
                 self._moved = True
                 begin = _MOVED_TO * -(-(number + 1) // _MOVED_TO)
                 planned.append(window.moved(begin).fitted(fitting))
                 later = _steps_text(planned[0].start, planned[0].stop)
-                self._note_limit(f"the trace covers {later}, if the program gets there, {why}")
+                covered = f"{later}, if the program gets there"
+            self._part.note(
+                "run.trace_limited",
+                covered=covered,
+                wanted=_steps_text(window.start, window.stop),
+                step_events=self._budget.step_events,
+                limit=self._budget.limit_text,
+            )
         for upcoming in self._upcoming:
             fitted = upcoming.fitted(fitting)
             if fitted.begin > (planned[-1].stop if planned else number):
                 planned.append(fitted)
         self._upcoming = deque(planned)
-
-    def _note_limit(self, message: str) -> None:
-        self._part.note(
-            "run.trace_limited",
-            f"{message}; a trace may hold {self._budget.limit_text}: --trace-limit FACTOR, or "
-            "chopper.profile(trace_limit=), allows more",
-        )
 
     def give_up(self) -> None:
         """Let go of everything, whatever state it is in."""
@@ -608,21 +586,14 @@ class TraceWindows:
                 enable(False)
 
     def _layers_lost(self, error: Exception) -> None:
-        self._part.note(
-            "run.layers_lost",
-            f"layers have no names from step {self._log.number} on: {exception_text(error)}",
-        )
+        self._part.note("run.layers_lost", step=self._log.number, error=exception_text(error))
 
     def _note_thread(self, capture: _Capture) -> None:
         """A step ended in a thread in which nothing is traced."""
         number = self._log.number
         if capture.until is None:
             capture.until = number
-        self._part.note(
-            "run.other_thread",
-            f"step {number} ended in another thread than the traced one: its operators are not "
-            "in the trace; enter chopper.profile in the thread that trains",
-        )
+        self._part.note("run.other_thread", step=number)
         if number + 1 >= capture.window.stop:
             self._annotator.remove()  # only its own thread can end the trace, if it ever does
 
@@ -692,12 +663,7 @@ class TraceWindows:
                 writer.write_rows(rows)
         if self._upcoming and self._trace.left_open:
             self._upcoming.clear()
-            self._part.note(
-                "run.window_skipped",
-                "the later steps were not traced: the program was inside a record_function when "
-                "the first trace ended, and Kineto does not survive a second trace then",
-                severity="info",
-            )
+            self._part.note("run.window_skipped")
         manifest.traces = (written.name,)
         manifest.traced_steps = (first, stop)
         manifest.steps_source = log.source
@@ -721,11 +687,8 @@ class TraceWindows:
         else:
             self._upcoming.appendleft(window.moved(self._log.number + 1))
             again = "; others are traced in their place, if the program gets there"
-        self._part.note(
-            "run.trace_abandoned",
-            f"the trace of {_steps_text(window.start, window.stop)} is lost: the wall clock, by "
-            f"which the profiler tells times, was set while it was taken{again}",
-        )
+        steps = _steps_text(window.start, window.stop)
+        self._part.note("run.trace_abandoned", "clock_set", steps=steps, again=again)
 
     def _add_export_ns(self, began_ns: int) -> None:
         overhead = self._part.manifest.overhead

@@ -58,19 +58,6 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Of the time, or of the events, that it is about; None where it is not about a part."""
 
 
-def add_finding(
-    findings: list[Finding],
-    code: str,
-    message: str,
-    *,
-    severity: Severity = "warning",
-    rank: int | None = None,
-    count: int | None = None,
-) -> None:
-    """Add a finding to a list."""
-    findings.append(Finding(code=code, severity=severity, message=message, rank=rank, count=count))
-
-
 class Device(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A device as the run saw it. Peaks are joined by name when the run is analyzed."""
 

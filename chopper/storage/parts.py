@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from chopper.errors import ChopperError, OutputError, RunFormatError, reason_of
 from chopper.quantities import digits
 from chopper.storage import manifest as m
 from chopper.storage.files import create, inside, read_bytes, write_atomic
+from chopper.storage.findings import checks, finding
 from chopper.storage.layout import (
     MANIFEST,
     is_rank_dir,
@@ -61,6 +62,7 @@ class RunWriter:
 
     def __init__(self, path: Path, rank: int, manifest: m.RankManifest | None = None) -> None:
         self.directory = inside(path, rank_dir_name(rank))
+        checks()  # read now: some are noted where no more files can be opened
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -89,15 +91,17 @@ class RunWriter:
         with contextlib.suppress(OSError):
             (self.directory / _RESERVE).unlink(missing_ok=True)
 
-    def note(self, code: str, message: str, *, severity: m.Severity = "warning") -> None:
-        """Add a finding, once for each code."""
-        if all(finding.code != code for finding in self.manifest.findings):
-            m.add_finding(
-                self.manifest.findings,
-                code,
-                message,
-                severity=severity,
-            )
+    def note(
+        self,
+        code: str,
+        case: str | None = None,
+        *,
+        severity: m.Severity | None = None,
+        **values: Any,
+    ) -> None:
+        """Add a finding, once for each code; arguments as for ``finding``."""
+        if all(found.code != code for found in self.manifest.findings):
+            self.manifest.findings.append(finding(code, case, severity=severity, **values))
 
     def save(self) -> None:
         """Write the part as it stands; called early and often, so that a kill loses little.
@@ -143,34 +147,19 @@ def read_parts(
         except RunFormatError as exc:
             part, why = None, str(exc)
         if part is None:
-            m.add_finding(
-                findings,
-                "run.part_missing",
-                f"{folder.name} has no readable manifest: {why}",
-            )
+            findings.append(finding("run.part_missing", folder=folder.name, why=why))
             part = m.RankManifest(rank=int(folder.name[5:]), status="running")
             part.traces = tuple(sorted(p.name for p in folder.glob("trace*.json*")))
         if part.status == "running":
-            m.add_finding(
-                findings,
-                "run.rank_died",
-                f"rank {part.rank} never closed its recording: "
-                f"{_end_of(part, folder, exit_code)}; what it had flushed is used",
-                rank=part.rank,
-            )
+            end = _end_of(part, folder, exit_code)
+            findings.append(finding("run.rank_died", rank=part.rank, end=end))
         parts.append(part)
     parts, of_older = _latest_attempt(parts)
     dropped = {p.rank for p in of_older}
     findings = [f for f in findings if f.rank not in dropped]
     if of_older:
         names = [rank_dir_name(p.rank) for p in of_older]
-        m.add_finding(
-            findings,
-            "run.older_attempt",
-            f"{some(names)}: recorded before the program was restarted with other "
-            "ranks; kept there, but not part of this run",
-            count=len(of_older),
-        )
+        findings.append(finding("run.older_attempt", count=len(of_older), folders=some(names)))
     return parts, findings
 
 
@@ -261,31 +250,24 @@ def _windows_apart(parts: list[m.RankManifest]) -> list[m.Finding]:
         f"{first} to {stop - 1} on rank{'s' * (len(of) > 1)} {some(of)}"
         for (first, stop), of in sorted(ranks.items())
     )
-    return [
-        m.Finding(
-            code="run.windows_apart",
-            severity="warning",
-            message=f"ranks traced different steps ({'; '.join(each)}), as some took fewer steps "
-            "or reached a limit: what others did in them is unknown; record with --steps A:B that "
-            "all ranks reach",
-        )
-    ]
+    return [finding("run.windows_apart", steps="; ".join(each))]
 
 
 def ranks_missing(
-    ranks: Collection[int], world: int, severity: m.Severity = "warning"
+    ranks: Collection[int], world: int, severity: m.Severity | None = None
 ) -> list[m.Finding]:
     """Say which ranks of a job are not in a run."""
     missing = sorted(set(range(world)) - set(ranks))
     if not missing:
         return []
     return [
-        m.Finding(
-            code="run.ranks_missing",
+        finding(
+            "run.ranks_missing",
             severity=severity,
             count=len(missing),
-            message=f"{len(missing)} of {world} ranks are missing ({some(missing)}): waiting for "
-            "them cannot be separated from transfer",
+            withholds=False,  # that shows when the ranks' collectives are matched
+            world=world,
+            ranks=some(missing),
         )
     ]
 
@@ -314,12 +296,7 @@ def read_manifest(path: Path) -> m.RunManifest:
     if not is_run(path):
         raise RunFormatError(f"{path}: not a chopper run: no {MANIFEST} and no rank-* folder")
     file = inside(path, MANIFEST)
-    state = m.Finding(
-        code="run.manifest_missing",
-        severity="info",
-        message=f"{path}: no {MANIFEST}, which the process that starts the ranks writes at their "
-        "end; the ranks' own manifests are used",
-    )
+    state = finding("run.manifest_missing", run=path)
     if file.is_file():
         data = read_bytes(file, error=RunFormatError)
         try:
@@ -333,11 +310,7 @@ def read_manifest(path: Path) -> m.RunManifest:
                 ) from exc
             if not any(is_rank_dir(p) for p in path.iterdir()):
                 raise
-            state = m.Finding(
-                code="run.manifest_damaged",
-                severity="warning",
-                message=f"{exc}; the ranks' own manifests are used",
-            )
+            state = finding("run.manifest_damaged", error=exc)
         else:
             run.findings += [*_without_folders(path, run), *other_processes(path)]
             return run
@@ -363,12 +336,14 @@ def _without_folders(path: Path, run: m.RunManifest) -> list[m.Finding]:
             f"is no {rank_dir_name(absent[0])} beside it; copy the whole run"
         )
     run.ranks = [p for p in run.ranks if rank_dir_name(p.rank) in folders]
-    message = (
-        f"{plural(len(absent), 'rank')} of the manifest ({some(absent)}) left out: no folder in "
-        "the run; copy it whole. Waiting for them cannot be separated from transfer"
-    )
     return [
-        m.Finding(code="run.ranks_missing", severity="warning", count=len(absent), message=message)
+        finding(
+            "run.ranks_missing",
+            "no_folder",
+            count=len(absent),
+            withholds=False,
+            ranks=some(absent),
+        )
     ]
 
 
@@ -500,12 +475,11 @@ def other_processes(path: Path, shown_path: Path | None = None) -> list[m.Findin
     trained = any(sub.steps != 0 for sub in subs)
     named = [str(replace(sub, path=(shown_path or path) / sub.path.name)) for sub in subs]
     return [
-        m.Finding(
-            code="run.processes",
-            severity="warning" if trained else "info",
+        finding(
+            "run.processes",
+            severity=None if trained else "info",
             count=len(subs) + 1,
-            message=f"{len(subs) + 1} processes recorded separately; this is one of them. Analyze "
-            f"the "
-            f"{'other' if len(subs) == 1 else 'others'} by path: {some(named)}",
+            others="other" if len(subs) == 1 else "others",
+            paths=some(named),
         )
     ]

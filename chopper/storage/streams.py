@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from chopper.errors import InputError, OutputError, SchemaError, printable
 from chopper.storage.files import create, read_bytes
-from chopper.storage.manifest import Finding
+from chopper.storage.findings import finding
 from chopper.tables import TABLES
 from chopper.tables.ranges import TIME_MOST_NS
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
+
+    from chopper.storage.manifest import Finding
 
 CHECKSUM = b"chopper.crc32"
 """Key of a batch's metadata: CRC-32 of the bytes of the file before the batch, in hexadecimal."""
@@ -147,28 +149,26 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
         table = declared.completed(table)
     except SchemaError as exc:
         raise SchemaError(f"{path}: {exc}") from exc
-    finding = None
+    found = None
     rows_count = table.num_rows
     for column in {"time_ns", "start_ns", "end_ns"} & set(table.column_names):
         early = pc.less(table[column], -TIME_MOST_NS)
         late = pc.greater(table[column], TIME_MOST_NS)
         table = table.filter(pc.invert(pc.fill_null(pc.or_(early, late), fill_value=False)))
     if table.num_rows < rows_count:
-        finding = Finding(
-            code="telemetry.rows_lost",
+        found = finding(
+            "telemetry.rows_lost",
+            "impossible_times",
             severity="warning",
             count=rows_count - table.num_rows,
-            message=f"{path.name}: {rows_count - table.num_rows} of {rows_count} rows have "
-            "impossible times, and are ignored",
+            source=path.name,
+            rows=rows_count,
         )
     if problem is not None:
-        finding = Finding(
-            code="telemetry.truncated",
-            severity="warning",
-            message=f"{path.name}: damaged, or ends in the middle of a batch ({problem}); "
-            f"{table.num_rows} rows before it are used",
+        found = finding(
+            "telemetry.truncated", source=path.name, problem=problem, rows=table.num_rows
         )
-    return table.unify_dictionaries(), finding
+    return table.unify_dictionaries(), found
 
 
 class StreamWriter:

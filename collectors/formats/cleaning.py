@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from chopper.arrow import with_column
 from chopper.collectors.formats.parsed import NO_VALUE, is_one_of, to_arrow, to_numpy
-from chopper.storage.manifest import Finding, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Finding
 from chopper.wording import device_name, duration
 
 MAX_DURATION_NS = 30 * 24 * 3600 * 10**9
@@ -32,45 +33,9 @@ _TIMELINE_RATIO = 0.01
 """A device with less of the busiest device's kernel time was touched, not used."""
 
 
-DAMAGES = {
-    "event.without_ts": "events without a usable ts were dropped",
-    "event.without_name": "events without a name were dropped",
-    "event.without_dur": "events without a dur count as points in time",
-    "event.negative_duration": "events with a negative dur count as points in time",
-    "event.overflowing_duration": "events with an overflowing dur (over 30 days) count as points",
-    "event.repaired": "events were not JSON (a bare quote, backslash or line break in a name) and "
-    "were fixed",
-    "event.not_json": "events were not JSON and could not be fixed; they were dropped",
-    "event.overrun": "kernels last beyond later kernels of their stream (the recorder's overflow); "
-    "each was cut at the next start on its stream",
-    "event.without_time": "kernels without a time (ts 0 and dur 0: records were damaged) were left "
-    "out",
-    "event.unpaired": "begin or end events without the other half were dropped",
-    "trace.nan": "events hold NaN or infinity, which are not JSON; taken as unknown",
-    "event.nested_too_deep": "events nested implausibly deep were dropped",
-    "event.not_an_object": "entries of traceEvents that are not objects were dropped",
-    "event.without_ph": "events without a phase (ph) were dropped",
-    "event.without_category": "events without a category were not used",
-    "event.nanosecond_unit": "events count in nanoseconds where the format says microseconds; "
-    "converted",
-    "event.far_in_time": "events lie more than a day from the rest of the trace (another clock, or "
-    "a wrong ts) and were dropped",
-    "event.duplicate": "events were recorded twice; the repetitions were dropped",
-}
-"""Repairs of single events, by the code of the finding."""
-
-
 def damage_findings(counts: Counter[str], source: str) -> list[Finding]:
     """Say how many events of a file were repaired or dropped."""
-    return [
-        Finding(
-            code=code,
-            severity="info" if code == "event.without_category" else "warning",
-            message=f"{source}: {count} {DAMAGES[code]}",
-            count=count,
-        )
-        for code, count in sorted((+counts).items())
-    ]
+    return [finding(code, count=count, source=source) for code, count in sorted((+counts).items())]
 
 
 def _has_underscore(value: Any) -> bool:
@@ -225,33 +190,23 @@ def timelines_of(
     findings: list[Finding] = []
     if used:
         listed = ", ".join(device_name(devices[i]) for i in sorted([main, *used]))
-        add_finding(
-            findings,
-            "trace.several_devices",
-            f"{source}: one process drives {listed}; each is a timeline of its own",
-            severity="info",
-            count=len(used) + 1,
+        findings.append(
+            finding("trace.several_devices", count=len(used) + 1, source=source, devices=listed)
         )
     unknown = int(np.isin(inverse, [i for i in (main, *used) if devices[i] == -1]).sum())
     if unknown:
-        add_finding(
-            findings,
-            "device.unknown",
-            f"{source}: {unknown} device events do not say which device ran them; they "
-            "are a timeline of their own, to which no log of a device is joined",
-            count=unknown,
-        )
+        findings.append(finding("device.unknown", count=unknown, source=source))
     if unused:
         events = int(np.isin(inverse, unused).sum())
         listed = ", ".join(device_name(devices[i]) for i in unused)
-        add_finding(
-            findings,
+        found = finding(
             "device.stray_events",
-            f"{source}: {events} events ({sum(all_work[i] for i in unused) / 1e6:.3f} ms)"
-            f" on {listed}, which the process does not compute on, are left out",
-            severity="info",
             count=events,
+            source=source,
+            time_ms=sum(all_work[i] for i in unused) / 1e6,
+            devices=listed,
         )
+        findings.append(found)
     if not findings:
         return [(int(devices[main]), rows)], []
     every = np.ones(len(device["device_id"]), dtype=bool) if rows is None else rows
@@ -335,21 +290,19 @@ def aligned(
         return device, []
     parts = (p for p in np.array_split(waited, _PARTS) if len(p) >= _LEAST_LAUNCHES)
     quickest_ns = [_least(part) for part in parts]
-    code, withholds = "device.clock_drifts", ["idle.causes"]
-    state = f"drifts against the host's ({why}): causes of idle time are withheld"
     if steady and (not quickest_ns or np.ptp(quickest_ns) < _DRIFT_NS):
-        side = "ahead of" if shift_ns < 0 else "behind"
-        code, withholds = "device.clock_corrected", []
-        state = f"is {duration(abs(shift_ns))} {side} the host's ({why}); corrected by matched ids"
-    finding = Finding(
-        code=code,
-        severity="warning",
-        message=f"{source}: the device's clock {state}",
-        count=len(latency),
-        withholds=tuple(withholds),
-    )
+        found = finding(
+            "device.clock_corrected",
+            count=len(latency),
+            source=source,
+            offset=duration(abs(shift_ns)),
+            side="ahead of" if shift_ns < 0 else "behind",
+            why=why,
+        )
+    else:
+        found = finding("device.clock_drifts", count=len(latency), source=source, why=why)
     moved = to_arrow(to_numpy(device["start_ns"]) + shift_ns)
-    return with_column(device, "start_ns", moved), [finding]
+    return with_column(device, "start_ns", moved), [found]
 
 
 def _launches(host: pa.Table, device: pa.Table) -> _Launches:

@@ -21,7 +21,8 @@ from chopper.collectors.formats.recording import (
 )
 from chopper.collectors.formats.sqlite import Database
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Device
 from chopper.tables.ranges import NUMBER_MOST
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -154,14 +155,8 @@ def _device_events(
     # Of whole graphs, where the tool did not look into them.
     count = len(rows["start"])
     if count:
-        add_finding(
-            recording.findings,
-            "trace.whole_graphs",
-            f"{recording.source}: {count} replays of CUDA graphs were recorded as one "
-            "event each: what ran in them, and the gaps between, is not known; record with "
-            "--cuda-graph-trace=node",
-            count=count,
-        )
+        found = finding("trace.whole_graphs", count=count, source=recording.source)
+        recording.findings.append(found)
 
 
 def _event_names(table: str, rows: dict[str, np.ndarray], strings: dict[int, str]) -> Text | str:

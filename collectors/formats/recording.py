@@ -36,7 +36,8 @@ from chopper.collectors.formats.parsed import (
 )
 from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, Finding, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
 
 Text = tuple[np.ndarray, list[str | None]]
@@ -407,22 +408,10 @@ def _findings(recording: Recording, host: dict[str, Any], device: dict[str, Any]
         lacks.append("launches")
     if not len(device["start_ns"]):
         lacks.append("kernels")
-    add_finding(
-        findings,
-        "trace.not_recorded",
-        f"{source}: {recording.tool}; it does not record "
-        f"{', '.join([*lacks, 'process groups and sizes of collectives'])}: results that "
-        "depend on these are unknown",
-        severity="info",
-    )
+    listed = ", ".join([*lacks, "process groups and sizes of collectives"])
+    findings.append(finding("trace.not_recorded", source=source, tool=recording.tool, lacks=listed))
     if recording.boot_clock:
-        add_finding(
-            findings,
-            "trace.boot_clock",
-            f"{source}: times count from the host's start, not from 1970: no log of "
-            "another tool can be joined to them",
-            severity="info",
-        )
+        findings.append(finding("trace.boot_clock", source=source))
     return findings
 
 

@@ -31,7 +31,7 @@ from chopper.collectors.formats.recording import (
 from chopper.collectors.formats.rocpd import api_category, copy_name
 from chopper.collectors.formats.unpack import DAMAGE, cells_of, head_of, letters_of, lines
 from chopper.errors import InputError
-from chopper.storage.manifest import add_finding
+from chopper.storage.findings import finding
 from chopper.wording import without_suffixes
 
 KERNELS, COPIES, CALLS, AGENTS = "kernels", "copies", "calls", "agents"
@@ -127,15 +127,16 @@ class _Table:
         self._place = {letters_of(name): i for i, name in reversed(list(enumerate(self.heading)))}
         self.count = len(rows)
         if bad or problem:
-            add_finding(
-                recording.findings,
+            problems = [f"{bad} rows are cut short or too long and are left out"] * bool(bad)
+            problems += [f"ends in the middle ({problem})"] * bool(problem)
+            found = finding(
                 "trace.damaged_table",
-                f"{path.name}: "
-                + (f"{bad} rows are cut short or too long and are left out" if bad else "")
-                + ("; " if bad and problem else "")
-                + (f"ends in the middle ({problem})" if problem else ""),
+                "csv",
                 count=bad,
+                source=path.name,
+                problems="; ".join(problems),
             )
+            recording.findings.append(found)
 
     def text(self, *names: str) -> Sequence[str] | None:
         """The first of these columns that is there."""

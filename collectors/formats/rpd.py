@@ -22,7 +22,8 @@ from chopper.collectors.formats.recording import (
 )
 from chopper.collectors.formats.sqlite import Database
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Device
 
 _FILL = "FillBuffer"
 _NAMES = {
@@ -211,25 +212,25 @@ def _monitor(db: Database, recording: Recording) -> None:
         ]
         recording.tables["device_clock"] = table_of_rows("device_clock", clock_rows)
         if len(monitored) > 1:
-            add_finding(
-                recording.findings,
+            found = finding(
                 "telemetry.device_inferred",
-                f"{recording.source}: kernels ran on GPU {device_id} in the runtime's numbering; "
-                f"in the driver's, only GPU {used} of {len(monitored)} left its idle clock: its "
-                "clock is taken",
-                severity="info",
+                source=recording.source,
+                device=device_id,
+                used=used,
+                gpus=len(monitored),
             )
+            recording.findings.append(found)
     elif clocks:
-        listed = ", ".join(str(d.device_id) for d in recording.devices)
-        add_finding(
-            recording.findings,
+        found = finding(
             "telemetry.device_unknown",
-            f"{recording.source}: clocks of {len(monitored)} GPUs ({monitored[0]} to "
-            f"{monitored[-1]} in the driver's numbering), kernels on {listed} in the "
-            "runtime's; the mapping is not recorded: the clocks are kept as counters and not "
-            "joined",
+            "numbering",
             count=len(monitored),
+            source=recording.source,
+            first=monitored[0],
+            last=monitored[-1],
+            devices=", ".join(str(d.device_id) for d in recording.devices),
         )
+        recording.findings.append(found)
 
 
 def _only_busy(clocks: list[tuple[int, int, str, float]]) -> int | None:

@@ -22,7 +22,8 @@ from chopper.collectors.formats.unpack import DAMAGE, PACKED, salvaged
 from chopper.errors import InputError
 from chopper.limits import Intake
 from chopper.storage.caches import scratch
-from chopper.storage.manifest import Finding, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Finding
 
 _FORMATS = ("nsys", "rocpd", "rpd")
 """Modules with ``knows(database)`` and ``read(database)``, in the order in which they are asked."""
@@ -136,13 +137,14 @@ class Database:
                 yield rows
         except _DAMAGE as exc:
             if not any(table in f.message for f in self.findings):
-                add_finding(
-                    self.findings,
+                found = finding(
                     "trace.damaged_table",
-                    f"{self.path.name}: table {table} is damaged ({_why(exc)}); "
-                    f"{count} rows before that are used",
                     count=count,
+                    source=self.path.name,
+                    table=table,
+                    problem=_why(exc),
                 )
+                self.findings.append(found)
 
 
 @contextlib.contextmanager
@@ -193,12 +195,10 @@ def _unpack(path: Path, target: Path, findings: list[Finding]) -> None:
     if not size:
         raise InputError(f"{path}: the compressed stream is damaged from its start ({problem})")
     if problem is not None:
-        add_finding(
-            findings,
-            "trace.truncated_gzip",
-            f"{path.name}: compressed stream damaged ({problem}); {size} bytes before that are "
-            "used",
+        found = finding(
+            "trace.truncated_gzip", source=path.name, problem=problem, size=f"{size} bytes"
         )
+        findings.append(found)
 
 
 def _note_unwritten(path: Path, findings: list[Finding]) -> None:
@@ -208,12 +208,8 @@ def _note_unwritten(path: Path, findings: list[Finding]) -> None:
     except OSError:
         waiting = 0
     if waiting:
-        add_finding(
-            findings,
-            "trace.unwritten_log",
-            f"{path.name}: {waiting} bytes of {log.name} beside it are not in the database yet and "
-            "are not read; close its writer, or run sqlite3 on it once",
-        )
+        found = finding("trace.unwritten_log", source=path.name, log_bytes=waiting, log=log.name)
+        findings.append(found)
 
 
 def _why(exc: Exception) -> str:

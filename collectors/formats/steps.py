@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.collectors.formats.parsed import is_one_of, step_table, to_numpy
+from chopper.storage.findings import finding
 from chopper.storage.manifest import Finding
-from chopper.wording import plural, ratio
+from chopper.wording import ratio
 
 PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})$", re.ASCII)
 _WORD = r"(?:step|iteration|iter|batch)"
@@ -116,17 +117,20 @@ def _profiler_steps(spans: _Spans) -> dict[int, int]:
 
 def _describe(spans: _Spans, marker: _Marker, source: str, cover_ratio: float) -> Finding:
     """Say what marks the steps, and why."""
-    count, codes = len(marker.rows), spans.code[marker.rows]
+    codes = spans.code[marker.rows]
     name = f"{spans.names[codes[0]]}{' …' if (codes != codes[0]).any() else ''}"
     how, why = f"one for each range {name}", ""
     if marker.source not in ("range", "annotation"):
         each = "up to the end" if marker.source == "optimizer" else "from the start"
         how, why = f"each {each} of a call of {name}", " and no range named like a training step"
-    message = (
-        f"{source}: {plural(count, 'step')}, {how} ({ratio(cover_ratio)} of the recording): it has "
-        f"no ProfilerStep{why}"
+    return finding(
+        "trace.steps_from",
+        count=len(marker.rows),
+        source=source,
+        how=how,
+        covered=ratio(cover_ratio),
+        why=why,
     )
-    return Finding(code="trace.steps_from", severity="info", message=message, count=count)
 
 
 def _spans(host: pa.Table, pid: int | None) -> _Spans:

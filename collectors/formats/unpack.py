@@ -17,7 +17,8 @@ from zlib import error as _Damaged
 
 from chopper.errors import InputError
 from chopper.limits import MAX_LINE_BYTES, Intake
-from chopper.storage.manifest import Finding, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Finding
 
 try:
     from isal.isal_zlib import decompressobj  # type: ignore[assignment]
@@ -322,20 +323,13 @@ def read_bytes(path: Path) -> tuple[bytes, list[Finding]]:
         raise InputError(f"{path}: is empty (0 bytes), expected a Kineto trace in JSON")
     findings: list[Finding] = []
     if problem is not None:
-        add_finding(
-            findings,
-            "trace.truncated_gzip",
-            f"{path.name}: compressed stream damaged ({problem}); {len(data)} bytes of text "
-            "before that are used",
+        size = f"{len(data)} bytes of text"
+        findings.append(
+            finding("trace.truncated_gzip", source=path.name, problem=problem, size=size)
         )
     refuse_other(path, data[:512])
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        add_finding(
-            findings,
-            "trace.utf16",
-            f"{path.name}: is UTF-16, where JSON is UTF-8; converted",
-            severity="info",
-        )
+        findings.append(finding("trace.utf16", source=path.name))
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
     if not data.strip():
         raise InputError(f"{path}: contains only white space, expected a Kineto trace in JSON")

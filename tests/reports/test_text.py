@@ -8,7 +8,6 @@ import pytest
 from chopper import reports
 from chopper.analyzers.attribution import Attribution
 from chopper.causes import LEAVES, inherited
-from chopper.claims import finding
 from chopper.cli.analyze_ import to_csv
 from chopper.errors import UsageError, printable
 from chopper.reports import document, run, to_markdown, to_text
@@ -16,6 +15,7 @@ from chopper.reports.labels import color, ink
 from chopper.reports.page import Cell, Fact, Facts, Item, Items, Page, Table
 from chopper.reports.story import Story, step_sentences
 from chopper.reports.verdict import verdict
+from chopper.storage.findings import finding
 from chopper.storage.manifest import Finding
 from tests.reports.make import Shape, make
 

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.collectors.formats.cleaning import (
-    DAMAGES,
     aligned,
     calls_of_device,
     cut_overruns,
@@ -43,7 +42,8 @@ from chopper.collectors.formats.parsed import (
 )
 from chopper.collectors.formats.steps import find_steps
 from chopper.errors import InputError
-from chopper.storage.manifest import Device, Finding, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Device, Finding
 from chopper.tables import TABLES
 from chopper.tables.ranges import NUMBER_MOST
 
@@ -103,14 +103,7 @@ def parts_of_file(
         if len(used) < 2:
             return [Part(used[0] if used else candidates[0])], []
         if unsure:
-            add_finding(
-                doubt,
-                "trace.ranks_ambiguous",
-                f"{path.name}: {unsure} device events match launches of several "
-                "merged ranks (same ids) and were assigned in order of time and device: load the "
-                "ranks' own files to be sure",
-                count=unsure,
-            )
+            doubt.append(finding("trace.ranks_ambiguous", count=unsure, source=path.name))
     else:
         used, owner = candidates, np.zeros(0, np.int64)
     stray = ~np.isin(pids, used)
@@ -356,13 +349,13 @@ def traces_of(path: Path, reader: FileReader) -> list[ParsedTrace]:
         reader.counts["event.far_in_time"] += int(far[0].sum() + far[1].sum())
     findings = [*reader.findings, *damage_findings(reader.counts, path.name)]
     if unknown:
-        add_finding(
-            findings,
+        found = finding(
             "event.unknown_category",
-            f"{path.name}: events of unknown categories were not used: {unknown}",
-            severity="info",
             count=sum(reader.unknown.values()),
+            source=path.name,
+            categories=unknown,
         )
+        findings.append(found)
     parts, doubt = parts_of_file(path, reader, host, device)
     findings += doubt
     if far is not None:
@@ -404,7 +397,8 @@ def _what_else(reader: FileReader, unknown: str) -> str:
     if +reader.counts:
         count, code = max((count, code) for code, count in reader.counts.items())
         hint = " (rocmProfileData's JSON? Pass the .rpd that it was made from)"
-        return f": {count} {DAMAGES[code]}{hint if code == 'event.without_category' else ''}"
+        message = finding(code, count=count, source="").message
+        return message + (hint if code == "event.without_category" else "")
     return "; was the profiler active while the program ran?"
 
 

@@ -54,7 +54,8 @@ from chopper.collectors.formats.kineto._events import (
 )
 from chopper.errors import InputError
 from chopper.limits import Intake
-from chopper.storage.manifest import Finding, Severity, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Finding
 
 _SPACE = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -201,22 +202,16 @@ class StrictText:
     counts: Counter[str] = field(default_factory=Counter)
     """Events that were broken, by code."""
 
-    def _note(self, code: str, message: str, severity: Severity = "warning") -> None:
-        message = f"{self.source_name}: {message}"
-        add_finding(self.findings, code, message, severity=severity)
-
     def __post_init__(self) -> None:
         if self.text.startswith(b"\xef\xbb\xbf"):
-            message = "starts with a UTF-8 byte order mark; skipped"
-            self._note("trace.byte_order_mark", message, "info")
+            self.findings.append(finding("trace.byte_order_mark", source=self.source_name))
             self.text = self.text[3:]
         try:
             source = self.text.decode("utf-8")
         except UnicodeDecodeError as exc:
             source = self.text.decode("utf-8", "replace")
-            self._note(
-                "trace.invalid_utf8",
-                f"invalid UTF-8 (first at byte {exc.start}); shown as \N{REPLACEMENT CHARACTER}",
+            self.findings.append(
+                finding("trace.invalid_utf8", source=self.source_name, position=exc.start)
             )
         at = first = skip(source, 0)
         while at < len(source):
@@ -226,8 +221,10 @@ class StrictText:
                 if source[at] in "[{":
                     source = source[:at] + self._closed(source, at)
                 elif at > first:
-                    rest = f"{len(source) - at} characters after the JSON are not JSON; ignored"
-                    self._note("trace.trailing_text", rest)
+                    rest = len(source) - at
+                    self.findings.append(
+                        finding("trace.trailing_text", source=self.source_name, characters=rest)
+                    )
                     source = source[:at]
                 break
             at = skip(source, end)
@@ -251,12 +248,16 @@ class StrictText:
                 following = _NEXT_EVENT_TEXT.search(source, position + 1)
                 last = following or _LAST_EVENT.search(source, position)
                 if last is None:
-                    self._note(
+                    found = finding(
                         "trace.truncated",
-                        f"JSON ends or breaks in the middle of event {len(events) + 1} (character "
-                        f"{position}); the {len(events)} events before it are used, "
-                        f"{len(source) - position} characters after are lost",
+                        "within_event",
+                        source=self.source_name,
+                        event=len(events) + 1,
+                        position=position,
+                        events=len(events),
+                        characters=len(source) - position,
                     )
+                    self.findings.append(found)
                     break
                 end = position + len(source[position : last.end()].rstrip(_BETWEEN))
                 event, code = fix_event(source[position:end])
@@ -264,16 +265,13 @@ class StrictText:
             events.append(event)
             position = skip(source, end)
         else:
+            count = len(events)
             if position == len(source):
-                many = len(events)
-                message = f"JSON ends after event {many} without closing; those events are used"
-                self._note("trace.truncated", message)
+                found = finding("trace.truncated", source=self.source_name, events=count)
+                self.findings.append(found)
             elif not self.counts:
-                self._note(
-                    "trace.not_strict",
-                    "JSON is not strict (for example a comma after the last event, or quotes in "
-                    f"its header); all {len(events)} events were read",
-                )
+                found = finding("trace.not_strict", source=self.source_name, events=count)
+                self.findings.append(found)
         listed = f"[{','.join(events)}]"
         if opening is None:
             is_trace = any('"ph"' in event or '"ts"' in event for event in events)
@@ -331,8 +329,8 @@ def _repaired(path: Path, text: bytes, findings: list[Finding]) -> Scanned:
         elif raw:
             counts["event.without_ph"] += 1
     if documents.count > 1:
-        message = f"{documents.count} JSON documents in one file; their events are merged"
-        add_finding(findings, "trace.concatenated", f"{path.name}: {message}")
+        found = finding("trace.concatenated", source=path.name, documents=documents.count)
+        findings.append(found)
     scanned = _scanned(Header(**members), events, counters)
     scanned.counts += counts
     return scanned

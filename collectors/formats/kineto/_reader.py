@@ -35,7 +35,8 @@ from chopper.collectors.formats.kineto._events import (
 from chopper.collectors.formats.parsed import NO_VALUE
 from chopper.collectors.formats.unpack import read_bytes
 from chopper.errors import InputError
-from chopper.storage.manifest import Finding, add_finding
+from chopper.storage.findings import finding
+from chopper.storage.manifest import Finding
 
 Columns = dict[str, Any]
 
@@ -103,13 +104,8 @@ class FileReader:
         base = self.header.baseTimeNanoseconds
         if base is not None and base_of(self.header) is None and base != 0:
             base_text = repr(base)
-            add_finding(
-                self.findings,
-                "trace.base_time",
-                f"{path.name}: baseTimeNanoseconds is "
-                f"{base_text if len(base_text) <= 40 else base_text[:39] + '…'}, expected Unix "
-                "nanoseconds; times are taken without it",
-            )
+            stated = base_text if len(base_text) <= 40 else base_text[:39] + "…"
+            self.findings.append(finding("trace.base_time", source=path.name, stated=stated))
 
     def _rows(
         self, group: int, columns: list[np.ndarray], collectives: list[tuple[int, Args]]
