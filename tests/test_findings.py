@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import errno
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from chopper.claims import CLAIMS, withheld
 from chopper.reports import render
 from chopper.storage.findings import checks
 from chopper.storage.manifest import CollectorReport, Finding
+from chopper.storage.parts import RunWriter
 from chopper.tables import TABLES
 from tests.kineto_writer import BASE_NS, Trace, small_trace
 from tests.made_runs import put_table
@@ -86,6 +89,19 @@ def test_declared_checks_are_made_somewhere():
     files = (path for folder in _PRODUCT for path in (ROOT / folder).rglob("*.py"))
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     assert [code for code in checks() if f'"{code}"' not in text] == []
+
+
+def test_a_rank_notes_findings_where_no_file_can_be_opened(tmp_path, monkeypatch):
+    def refuse(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    checks.cache_clear()
+    part = RunWriter(tmp_path / "run", 0)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    part.note("run.forked", step=3)
+    part.note("run.forked", step=4)
+    (found,) = part.manifest.findings
+    assert found.message.startswith("the trace ended in step 3: the program forked")
 
 
 def test_claims_are_declared_and_about_causes_that_exist():
