@@ -128,6 +128,8 @@ def devices(wrapper: Any) -> list[AmdDevice]:
     listed = [_device(wrapper, interface, handle, i) for i, handle in enumerate(handles)]
     if not listed:
         raise CollectorUnavailable("amdsmi finds no device")
+    if not hasattr(wrapper, _ENUMERATION):
+        _number(wrapper, listed)
     listed.sort(key=lambda device: device.index)
     chosen = _visible(listed)
     return listed if local_ranks()[0] > len(chosen) else chosen
@@ -154,10 +156,33 @@ def _named(listed: list[AmdDevice], uuid: str) -> list[AmdDevice]:
     return [device for device in listed if device.uuid == uuid]  # parts of one may share it
 
 
+_ENUMERATION = "amdsmi_enumeration_info_t"
+"""Tells what HIP calls a device; amdsmi has it from 6.4 on."""
+
+
+def _number(wrapper: Any, listed: list[AmdDevice]) -> None:
+    """Number and name devices as HIP does, of an amdsmi without the call that tells it.
+
+    HIP numbers them in the order of KFD's nodes, and names them by the serial number.
+    """
+    nodes: list[int] = []
+    for device in listed:
+        kfd, asic = wrapper.amdsmi_kfd_info_t(), wrapper.amdsmi_asic_info_t()
+        if wrapper.amdsmi_get_gpu_kfd_info(device.handle, byref(kfd)) == 0:
+            nodes.append(kfd.node_id)
+        if wrapper.amdsmi_get_gpu_asic_info(device.handle, byref(asic)) == 0:
+            with contextlib.suppress(ValueError):
+                device.uuid = f"GPU-{int(asic.asic_serial, 16):016x}"
+    if len({*nodes}) == len(listed):
+        for device, node in zip(listed, nodes, strict=True):
+            device.index = sorted(nodes).index(node)
+
+
 def _device(wrapper: Any, interface: Any, handle: Any, position: int) -> AmdDevice:
     device = AmdDevice(handle, position)
-    info = wrapper.amdsmi_enumeration_info_t()
-    if wrapper.amdsmi_get_gpu_enumeration_info(handle, ctypes.byref(info)) == 0:
+    known = getattr(wrapper, _ENUMERATION, None)
+    info = None if known is None else known()
+    if info and wrapper.amdsmi_get_gpu_enumeration_info(handle, byref(info)) == 0:
         if info.hip_id != 0xFFFFFFFF:
             device.index = int(info.hip_id)
         device.uuid = info.hip_uuid.decode(errors="replace") or None

@@ -169,6 +169,8 @@ _ACTIVITIES = {
 
 def _getter(device: nvml.NvmlDevice, metric: Metric) -> Getter:
     """Return the call of a metric, or of its older one where the device refuses this for good."""
+    if metric.older is not None and not hasattr(pynvml, metric.call):
+        return _getter(device, metric.older)  # the binding is older than the call
     part = metric.part
     # Most readings repeat a recent value; the cache answers in a fifth of the time.
     convert = lru_cache(maxsize=64, typed=True)(metric.unit.convert)

@@ -53,42 +53,45 @@ def probed():
 """
 
 
-def wrapper_source() -> str:
+def build(folder: Path, binding: Path | None = None) -> tuple[Path, dict[str, list[int]]]:
+    """Compile the library into ``lib`` of a folder; that, and where each field of metrics lies.
+
+    Args:
+        binding: directory of an amdsmi before 6.4, in place of the installed one.
+    """
     assert PACKAGE is not None
     assert PACKAGE.origin is not None
-    return Path(PACKAGE.origin).with_name("amdsmi_wrapper.py").read_text()
-
-
-def build(folder: Path) -> tuple[Path, dict[str, list[int]]]:
-    """Compile the library into ``lib`` of a folder; that, and where each field of metrics lies."""
+    package = Path(PACKAGE.origin).parent if binding is None else binding / "amdsmi"
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler to build the stand-in for libamd_smi.so")
     (folder / "lib").mkdir()
     template = (NATIVE / "amd_shim.c.in").read_text()
-    names = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper_source()))
+    wrapper = (package / "amdsmi_wrapper.py").read_text()
+    names = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper))
     played = set(re.findall(r"^int (amdsmi_\w+)\(", template, re.MULTILINE))
-    assert played <= names
+    assert played <= names or binding is not None
     stubs = "".join(f"int {name}(void) {{ return 2; }}\n" for name in sorted(names - played))
 
-    def compiled(metrics_bytes: int) -> None:
-        (folder / "shim.c").write_text(
-            f"#define METRICS_BYTES {metrics_bytes}\n{template}\n{stubs}"
-        )
+    def compiled(metrics_bytes: int, serial_at: int) -> None:
+        sizes = f"#define METRICS_BYTES {metrics_bytes}\n#define ASIC_SERIAL_OFFSET ({serial_at})\n"
+        (folder / "shim.c").write_text(f"{sizes}{template}\n{stubs}")
         target = folder / "lib" / "libamd_smi.so"
         subprocess.run(
             [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", target, folder / "shim.c"],
             check=True,
         )
 
-    compiled(1)
+    compiled(1, -1)
     code = """
-    t = amd.load().amdsmi_gpu_metrics_t
+    t, asic = amd.load().amdsmi_gpu_metrics_t, amd.load().amdsmi_asic_info_t
     fields = {n: [getattr(t, n).offset, getattr(t, n).size] for n, *_ in t._fields_}
-    print(json.dumps({**fields, "size": [ctypes.sizeof(t), 0]}))
+    print(json.dumps({**fields, "size": [ctypes.sizeof(t), asic.asic_serial.offset]}))
     """
-    fields: dict[str, list[int]] = run_in(folder, {}, code)
-    compiled(fields["size"][0])
+    environment = {} if binding is None else {"PYTHONPATH": str(binding)}
+    fields: dict[str, list[int]] = run_in(folder, environment, code)
+    metrics_bytes, serial_at = fields["size"]
+    compiled(metrics_bytes, -1 if binding is None else serial_at)
     return folder, fields
 
 
