@@ -6,7 +6,7 @@ Views, replay, comparison and reports are functions of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -25,7 +25,7 @@ from chopper.arrow import with_column
 from chopper.causes import CAUSES, CODES, LEAVES, LEVELS, Level, inherited, parent, parents
 from chopper.claims import Withheld
 from chopper.errors import UsageError
-from chopper.hardware.ceilings import Ceilings
+from chopper.hardware.ceilings import Ceilings, Link
 from chopper.statistics import total_intervals
 from chopper.storage.manifest import Finding
 from chopper.storage.run import Run
@@ -330,7 +330,11 @@ class Attribution:
 
 
 def bases_of(
-    ranks: Sequence[RankSummary], *, is_clocked: bool, unmeasured: Sequence[dict[str, str]]
+    ranks: Sequence[RankSummary],
+    *,
+    is_clocked: bool,
+    unmeasured: Sequence[dict[str, str]],
+    links: Iterable[Link],
 ) -> dict[str, Basis]:
     """Return what each leaf cause rests on; those that are missing rest on recorded times.
 
@@ -338,8 +342,10 @@ def bases_of(
         ranks: with the sources of their peaks.
         is_clocked: clocks of some device were measured.
         unmeasured: of each rank, factor → why it was not measured.
+        links: between the ranks.
     """
     words = {
+        "link": "; ".join(sorted({one.description for one in links})),
         "peak": "; ".join(sorted({r.peak_source for r in ranks if r.peak_source}))
         or "no peak known",
         "clocks": ", normalized to one clock"

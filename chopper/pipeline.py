@@ -661,6 +661,7 @@ def aggregate(
         summaries,
         is_clocked=any(share.is_clocked for share in every),
         unmeasured=[share.unmeasured for share in every if share.unmeasured is not None],
+        links=[one.link for one in joined.values()],
     )
     claims = withheld(findings)
     by_step = {g.key: g.causes for g in groups_of(totals, "step")}

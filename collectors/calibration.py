@@ -28,7 +28,7 @@ import msgspec
 from chopper.errors import CollectorUnavailable, UsageError
 from chopper.fresh_python import own_python
 from chopper.hardware.calibration import MIB, Calibration, Measured
-from chopper.hardware.environment import cpu_model
+from chopper.hardware.environment import cpu_model, loopback
 from chopper.limits import usable_cores
 from chopper.storage.caches import scratch
 from chopper.storage.files import pack_message, unpack_message
@@ -333,6 +333,8 @@ def _sections(
         absent["link"] = "one accelerator only"
     elif ranks == 1 and quick:
         absent["link"] = "not part of a quick calibration of one rank"
+    elif device_type == "cpu" and sys.platform == "linux" and loopback() is None:
+        absent["link"] = "the loopback has a queue that limits it, or its queue is unknown"
     else:
         sections.append("link")
     return max(ranks, 2 if "link" in sections else 1), tuple(sections), absent

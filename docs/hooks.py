@@ -554,7 +554,8 @@ FIELDS = {
         "ceilings": "Per rank, what its device can do at most: `theoretical` (table of devices) "
         "and `achievable` (`chopper calibrate`), each with `flop_per_s` by data type, "
         "`memory_bytes_per_s`, `link_bytes_per_s`, its `source`, and the `reason` when it is "
-        "unknown.",
+        "unknown; and the `link` between its ranks: `bytes_per_s` with its `source`, or null and "
+        "why.",
         "utilization": "MFU and HFU: the rows of the [`utilization` table](tables.md#utilization).",
         "coverage": "Shares, 0 to 1, of what joins and models reached; null for unknown.",
         "quality": "Findings about the data, most severe first.",

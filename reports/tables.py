@@ -385,6 +385,7 @@ def _ceilings(answer: Attribution) -> list[dict[str, Any]]:
             "rank": rank,
             "theoretical": _ceiling(both.theoretical, both.theoretical_reason),
             "achievable": _ceiling(both.achievable, both.achievable_reason),
+            "link": {"bytes_per_s": both.link.bytes_per_s, "source": both.link.source},
         }
         for rank, both in answer.ceilings.items()
     ]

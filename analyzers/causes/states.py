@@ -240,7 +240,7 @@ def _transfer_ideal(
 ) -> np.ndarray:
     """Time at link peak of each transfer's exposed part, NaN where unknown."""
     events, communication = links.events, joined.communication
-    peaks = link_peaks(communication.kinds, joined.ceiling)
+    peaks = link_peaks(communication.kinds, joined.link)
     peak = np.array([*(p or np.nan for p in peaks), np.nan])[communication.kind]
     at_peak_s = np.full(len(events), np.nan)
     at_peak_s[communication.event_row] = communication.bus_bytes / peak
@@ -279,6 +279,7 @@ def communication_table(
         return to_arrow(values, kind).take(pa.array(communication.kind))
 
     text = pa.dictionary(pa.int32(), pa.string())
+    peaks = [joined.link.of_group(kind.size, kind.members) for kind in kinds]
     return TABLES["communication"].of(
         {
             "rank": np.full(len(rows), joined.inputs.rank),
@@ -294,6 +295,7 @@ def communication_table(
             "ready_ns": nullable(ready),
             "message_bytes": of_kinds([k.message_bytes for k in kinds], pa.int64()),
             "bus_factor": of_kinds([k.bus_ratio for k in kinds], pa.float64()),
-            "link_bytes_per_s": of_kinds(link_peaks(kinds, joined.ceiling), pa.float64()),
+            "link_bytes_per_s": of_kinds([rate for rate, _ in peaks], pa.float64()),
+            "link_source": of_kinds([source for _, source in peaks], text),
         }
     )

@@ -38,6 +38,7 @@ class Detector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         in_every_step: kernels alone show it, alike in each step, so that one step is enough; a
             first iteration allocates, compiles and waits as no later one does.
         causes: those whose time it is; none where a function finds it.
+        link_ratio: bandwidth of the link without it, as a multiple; else the causes take no time.
         module: that has the function.
         limits: of the condition, by name; shares are shown in percent.
         remedies: what the evidence may add to the remedy, by what was seen.
@@ -52,6 +53,7 @@ class Detector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     view: str
     in_every_step: bool = False
     causes: tuple[str, ...] = ()
+    link_ratio: float | None = None
     module: str = ""
     limits: dict[str, float] = {}
     remedies: dict[str, str] = {}
@@ -148,9 +150,11 @@ def by_cause(name: str, run: Attribution, links: Mapping[int, Links]) -> Iterato
     where = place_of(run, links, one.causes)
     place = where.line or (where.layer and f"layer {where.layer}") or where.op
     spent = {row.id for row in run.causes() if row.time_ns}
+    fix = tuple(cause for cause in one.causes if cause in spent)
+    changes = Changes(bandwidth_ratio=one.link_ratio) if one.link_ratio else Changes(fix=fix)
     yield Sighting(
         events=rows,
-        changes=Changes(fix=tuple(cause for cause in one.causes if cause in spent)),
+        changes=changes,
         phase=where.phase,
         line=where.line,
         evidence={

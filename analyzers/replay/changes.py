@@ -107,7 +107,7 @@ class CauseTimes:
     def at_peak_ns(self) -> np.ndarray:
         """Time that each transfer takes at link peak, NaN where not known."""
         joined = self.node.joined
-        peaks = link_peaks(joined.communication.kinds, joined.ceiling)
+        peaks = link_peaks(joined.communication.kinds, joined.link)
         peak = np.full(len(self.node.start), np.nan)
         of_kind = np.array([*(p or np.nan for p in peaks), np.nan])
         peak[joined.communication.event_row] = of_kind[joined.communication.kind]
@@ -287,22 +287,29 @@ class Link:
 
 
 def observed_link(facts: list[CauseTimes]) -> Link:
-    """The link of the run's matched collectives."""
-    size, time = [], []
+    """The link of the run's matched collectives.
+
+    Where the link's peak is known, the latency leaves each size the time that its bytes need.
+    """
+    size, time, at_peak = [], [], []
     for fact in facts:
         rows = np.flatnonzero(fact.node.coupled & (fact.bus_bytes > 0))
         size.append(fact.bus_bytes[rows])
         time.append(fact.node.transfer_ns[rows])
-    sizes, times = np.concatenate(size or [np.zeros(0)]), np.concatenate(time or [np.zeros(0)])
+        at_peak.append(np.nan_to_num(fact.at_peak_ns[rows]))
+    sizes, times, ideal = (np.concatenate(of or [np.zeros(0)]) for of in (size, time, at_peak))
     if not len(sizes):
         return Link(0.0, None, separable=False)
     distinct, number = np.unique(sizes, return_inverse=True)
-    middle = np.array([np.median(times[number == i]) for i in range(len(distinct))])
+    middle, least = (
+        np.array([np.median(of[number == i]) for i in range(len(distinct))])
+        for of in (times, times - ideal)
+    )
     if len(distinct) > 1 and distinct[-1] / distinct[0] >= _SPREAD:
         weight = np.sqrt(np.bincount(number))
         matrix = np.stack([np.ones(len(distinct)), distinct], axis=1)
         solution = np.linalg.lstsq(matrix * weight[:, None], middle * weight, rcond=None)[0]
-        latency = float(np.clip(solution[0], 0.0, middle.min()))
+        latency = float(np.clip(solution[0], 0.0, max(least.min(), 0.0)))
         transfer_ns = max(float(middle[-1]) - latency, 1.0)
         return Link(latency, float(distinct[-1]) / transfer_ns * 1e9, separable=True)
     return Link(0.0, float(sizes.sum() / max(times.sum(), 1)) * 1e9, separable=False)
@@ -506,8 +513,8 @@ class Applied:
             raise UsageError(
                 "--link: no collective of known size was seen on all ranks of its group"
             )
-        ceilings = [f.node.joined.ceiling for f in self.facts]
-        peaks = {c.link_bytes_per_s for c in ceilings if c is not None}
+        links = [fact.node.joined.link for fact in self.facts]
+        peaks = {None if one.ranks else one.bytes_per_s for one in links}
         peak = next(iter(peaks)) if len(peaks) == 1 else None
         ratio = changes.bandwidth_ratio or 1.0
         if changes.bandwidth_bytes_per_s is not None:

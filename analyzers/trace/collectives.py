@@ -18,7 +18,7 @@ from chopper.analyzers.trace.columns import distinct_rows, first_with, ints, pic
 from chopper.analyzers.trace.join import COMMUNICATION, Links
 from chopper.analyzers.trace.tables import RankTables
 from chopper.errors import JSON_ERRORS
-from chopper.hardware.ceilings import Ceiling
+from chopper.hardware.ceilings import Link
 
 # Part of the normalized name → (k, whether (n - 1)/n scales it): busbw = algbw · k · (n - 1)/n,
 # as in nccl-tests' PERFORMANCE.md. Looked for in this order.
@@ -120,14 +120,9 @@ class Kind:
         return self.message_bytes * self.bus_ratio
 
 
-def link_peaks(kinds: list[Kind], ceiling: Ceiling | None) -> list[float | None]:
-    """Link peak of each kind, None where unknown: a small group may lack some of a rank's links."""
-    if ceiling is None:
-        return [None] * len(kinds)
-    return [
-        ceiling.link_bytes_per_s if (kind.size or 0) >= ceiling.link_group_count else None
-        for kind in kinds
-    ]
+def link_peaks(kinds: list[Kind], link: Link) -> list[float | None]:
+    """Link peak of each kind, None where unknown."""
+    return [link.of_group(kind.size, kind.members)[0] for kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)

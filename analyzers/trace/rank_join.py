@@ -37,7 +37,7 @@ from chopper.analyzers.trace.windows import (
 )
 from chopper.analyzers.work import MATH_FAMILIES, family
 from chopper.arrow import with_column
-from chopper.hardware.ceilings import Ceiling
+from chopper.hardware.ceilings import Ceiling, Ceilings, Link
 from chopper.tables import TABLES
 
 
@@ -93,6 +93,11 @@ class JoinedRank:
     def ceiling(self) -> Ceiling | None:
         """Peaks; None if host times replace those of a listed device that was not recorded."""
         return None if self.host_only and self.inputs.devices_listed else self.inputs.ceiling
+
+    @property
+    def link(self) -> Link:
+        """The link between the ranks."""
+        return (self.inputs.ceilings or Ceilings(None, None)).link
 
     def links(self) -> Links:
         """Return the joined events as arrays, which last as long as the caller keeps them."""

@@ -51,7 +51,8 @@ SELECT
     coalesce(exposed_waiting_ns, 0)::BIGINT AS exposed_waiting_ns,
     message_bytes,
     bus_factor,
-    link_bytes_per_s
+    link_bytes_per_s,
+    link_source
 FROM matched
 ASOF LEFT JOIN step ON step.rank = matched.rank AND matched.start_ns >= step.start_ns
 LEFT JOIN spent ON spent.rank = matched.rank AND spent.event_row = matched.event_row

@@ -50,7 +50,8 @@ WITH instance AS (
         first(sequence_id) AS sequence_id,
         first(message_bytes) AS message_bytes,
         first(bus_factor) AS bus_factor,
-        first(link_bytes_per_s) AS link_bytes_per_s,
+        min(link_bytes_per_s) AS link_bytes_per_s,
+        first(link_source) AS link_source,
         count(*) AS rank_count,
         sum(waiting_ns) AS waiting_ns,
         sum(exposed_ns) AS exposed_ns,
@@ -63,7 +64,7 @@ WITH instance AS (
     GROUP BY instance_id
 )
 SELECT
-    instance.* EXCLUDE (instance_id, bus_factor, link_bytes_per_s),
+    instance.* EXCLUDE (instance_id, bus_factor, link_bytes_per_s, link_source),
     last.rank AS straggler_rank,
     step,
     phase,
@@ -76,7 +77,7 @@ SELECT
     if(
         bus_bytes_per_s / instance.link_bytes_per_s > 1.05,
         'withheld: exceeds the link''s peak; the peak, the size or the times are wrong',
-        NULL
+        if(instance.link_bytes_per_s IS NULL, instance.link_source, NULL)
     ) AS reason
 FROM instance JOIN collective_member last ON last.instance_id = instance.instance_id AND is_last
 ORDER BY instance.exposed_ns DESC, transfer_ns DESC, last_arrival_ns, instance.instance_id

@@ -7,7 +7,7 @@ says, also where the two contradict each other, which is a finding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -148,7 +148,6 @@ class Ceiling:
         memory_bytes_per_s: bandwidth of its memory, None for unknown.
         source: where these come from.
         link_bytes_per_s: bus bandwidth between ranks in one direction, None for unknown.
-        link_group_count: fewest ranks of a group among which a rank has all of that bandwidth.
         reference_clock_hz: data type → SM clock at which its peak is quoted, as far as known.
         units_count: streaming multiprocessors or compute units, None for unknown.
         unit_limits: what is resident on one of them at most, None for unknown.
@@ -159,13 +158,54 @@ class Ceiling:
     memory_bytes_per_s: float | None
     source: str
     link_bytes_per_s: float | None = None
-    link_group_count: int = 2
     reference_clock_hz: Mapping[str, float] = field(default_factory=dict)
     units_count: int | None = None
     unit_limits: UnitLimits | None = None
     dies_count: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Best rate between ranks of a run, and the ranks that it is known of.
+
+    Attributes:
+        bytes_per_s: bus bandwidth in one direction, None for unknown.
+        source: origin of the rate, or why it is unknown.
+        ranks: those that the link joins, None for all of the run.
+        group_count: fewest ranks of a group among which a rank has all of that bandwidth.
+    """
+
+    bytes_per_s: float | None
+    source: str
+    ranks: frozenset[int] | None = None
+    group_count: int = 2
+
+    @property
+    def description(self) -> str:
+        """The rate and its origin, or why it is unknown."""
+        return f"{fmt.rate(self.bytes_per_s)}, {self.source}" if self.bytes_per_s else self.source
+
+    def of_group(self, size: int | None, members: Collection[int]) -> tuple[float | None, str]:
+        """Return the rate within a group, and its origin or why it is unknown.
+
+        Args:
+            size: ranks of the group, None for unknown.
+            members: their numbers, empty for unknown.
+        """
+        if self.bytes_per_s is None:
+            return None, self.source
+        if self.ranks is not None and not (members and self.ranks.issuperset(members)):
+            return None, "the group has ranks that this link does not join"
+        if (size or 0) < self.group_count:
+            return (
+                None,
+                f"groups of fewer than {self.group_count} ranks have some of the links only",
+            )
+        return self.bytes_per_s, self.source
+
+
+LINK_MEASURE = "link_bytes_per_s"
+"""Measure by which a program states the rate of the link between its ranks (``prof.measure``)."""
 MOST_OF_A_PEAK = 1.05
 """Share of a ceiling that may be reached before it, or what is held against it, must be wrong.
 
@@ -182,34 +222,79 @@ class Ceilings:
     achievable: Ceiling | None
     theoretical_reason: str | None = None
     achievable_reason: str | None = None
+    link: Link = Link(None, "the link between the ranks is unknown")
 
 
 def device_ceiling(run: Run, part: RankManifest, device: Device | None) -> Ceiling | None:
     """Datasheet peaks of a device, None when it is not in the table.
 
-    The link counts only where the run is the one node that the part lists, all of it: between
-    nodes another link decides, and some of a node's devices share only some of its links (which
-    holds for groups of ranks, too, where no switch joins the devices).
+    The link is that of its node (:func:`_node_link`).
     """
     peaks = peaks_of(device)
     if peaks is None:
         return None
     bandwidth = peaks.memory_bandwidth_bytes_per_s.value
-    link = peaks.link_bytes_per_s.value
-    together = peaks.least_group_count(len(part.devices))
-    is_all = (run.world_size or len(run.manifest.ranks)) == len(part.devices)
     return Ceiling(
         flop_per_s=_known(peaks.flop_per_s),
         memory_bytes_per_s=float(bandwidth) if bandwidth else None,
-        # Datasheets add up both directions of all links.
-        link_bytes_per_s=float(link) / 2 if link and is_all and together is not None else None,
-        link_group_count=together or 2,
+        link_bytes_per_s=_node_link(run, part, peaks).bytes_per_s,
         source=f"{peaks.label}, device table ({_sources(peaks)})",
         reference_clock_hz=_known(peaks.clock_hz),
         units_count=None if peaks.units.value is None else int(peaks.units.value),
         unit_limits=_unit_limits(peaks),
         dies_count=None if peaks.dies.value is None else int(peaks.dies.value),
     )
+
+
+def _node_link(run: Run, part: RankManifest, peaks: DevicePeaks) -> Link:
+    """Return the links that join the devices of a rank's node, by the datasheet.
+
+    They count among ranks of one node that use all devices that the part lists: between nodes
+    another link decides, and some of a node's devices share only some of its links (which holds for
+    groups of ranks, too, where no switch joins the devices).
+    """
+    rate, count = peaks.link_bytes_per_s.value, len(part.devices)
+    together = peaks.least_group_count(count)
+    here = run.ranks_by_host.get((part.hostname, part.host), [])
+    is_all = (run.world_size or len(run.manifest.ranks)) == count
+    if not rate or together is None:
+        return Link(None, f"no links between devices of the kind {peaks.label} are known")
+    if not is_all and (part.hostname is None or len(here) != count):
+        return Link(None, "the ranks are not the devices of one whole node, all of them")
+    if part.environment.get("NCCL_P2P_DISABLE", "0") != "0":
+        return Link(None, "NCCL_P2P_DISABLE keeps NCCL from the links between devices")
+    source = f"{peaks.label}, device table ({peaks.link_bytes_per_s.source})"
+    # Datasheets add up both directions of all links.
+    return Link(float(rate) / 2, source, None if is_all else frozenset(here), together)
+
+
+def _host_link(run: Run, part: RankManifest, measured: Calibration | None, why: str) -> Link:
+    """Return what the loopback was measured to do, among the ranks that it joins.
+
+    Ranks on other hosts or in network namespaces of their own, and those of recordings that do not
+    say where they were, exchange over another link.
+    """
+    if part.loopback is None:
+        return Link(None, "the recording does not say over which link the ranks exchange")
+    joined = run.ranks_by_loopback[part.host, part.loopback]
+    whole = max(run.world_size or 0, len(run.manifest.ranks))
+    if len(joined) == 1 < whole:
+        return Link(None, "no loopback joins the ranks, and their link was not measured")
+    if measured is None or measured.link_bytes_per_s is None:
+        return Link(None, measured.absent.get("link", "not measured") if measured else why)
+    if measured.link_ranks != len(joined):
+        return Link(None, f"the loopback was measured between {measured.link_ranks} ranks")
+    source = f"loopback, {measured.source}"
+    return Link(
+        measured.link_bytes_per_s, source, None if len(joined) == whole else frozenset(joined)
+    )
+
+
+def _stated_link(part: RankManifest) -> Link | None:
+    stated = [m.value for m in part.measures if m.name == LINK_MEASURE and not m.labels]
+    if not stated or stated[-1] <= 0:
+        return None
+    return Link(float(stated[-1]), f"stated by the program ({LINK_MEASURE})")
 
 
 def _sources(peaks: DevicePeaks) -> str:
@@ -278,19 +363,27 @@ def ceilings_of(run: Run, part: RankManifest, device: Device | None, *, on_host:
             measured = _calibration(run, part, used)
         except InputError as exc:
             not_measured = str(exc)
+    peaks = peaks_of(used)
+    if on_host:
+        link = _host_link(run, part, measured, not_measured)
+    else:
+        link = Link(None, not_listed) if peaks is None else _node_link(run, part, peaks)
     achievable = None
     if measured is not None:
+        is_here = len(run.ranks_by_host[part.hostname, part.host]) == len(run.manifest.ranks)
+        devices_link = measured.link_bytes_per_s if is_here else None
         achievable = Ceiling(
             flop_per_s=_known(measured.flop_per_s),
             memory_bytes_per_s=measured.memory_bytes_per_s,
             source=measured.source,
-            link_bytes_per_s=measured.link_bytes_per_s,
+            link_bytes_per_s=link.bytes_per_s if on_host else devices_link,
         )
     return Ceilings(
         theoretical,
         achievable,
         not_listed if theoretical is None else None,
         not_measured if achievable is None else None,
+        _stated_link(part) or link,
     )
 
 

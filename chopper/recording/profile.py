@@ -230,7 +230,9 @@ class Profile:
             prof.measure("bus_bytes_per_s", 2.1e9, collective="all_reduce", size_bytes=1 << 20)
 
         Args:
-            name: what it is, with its unit as suffix.
+            name: what it is, with its unit as suffix. ``link_bytes_per_s`` without labels states
+                the rate of the link between the ranks, in one direction: their transfers are then
+                compared with it.
             value: the number; NaN, infinity and non-numbers are dropped, with a finding.
             labels: what was measured; stored as text if not numbers.
         """

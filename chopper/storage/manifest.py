@@ -170,6 +170,9 @@ class RankManifest(msgspec.Struct, kw_only=True):
     """Start of the process, in units of its machine; with ``pid`` and ``machine`` unique."""
     machine: str | None = None
     """Host name, boot id and PID namespace within which ``pid`` means this process."""
+    loopback: str | None = None
+    """Network namespace, whose processes exchange over its loopback; None where the loopback has a
+    queue that may slow it down, or where this is unknown."""
     job: str | None = None
     """Text that the processes of one distributed job have in common; None for a process that had no
     rank when it began to record, and is recorded as rank 0 of a run of its own."""

@@ -116,6 +116,15 @@ class Run:
         return named
 
     @cached_property
+    def ranks_by_loopback(self) -> dict[tuple[str | None, str], list[int]]:
+        """Machine and network namespace → ranks there that its loopback joins, ascending."""
+        named: dict[tuple[str | None, str], list[int]] = {}
+        for part in sorted(self.manifest.ranks, key=lambda part: part.rank):
+            if part.loopback is not None:
+                named.setdefault((part.host, part.loopback), []).append(part.rank)
+        return named
+
+    @cached_property
     def watchers(self) -> dict[int, list[int]]:
         """Rank → ranks that sampled its processes, ascending."""
         found: dict[int, list[int]] = {}

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
+from chopper import pipeline  # noqa: E402
 from chopper.errors import UsageError  # noqa: E402
 from chopper.experiments import results as ex  # noqa: E402
 from chopper.experiments.loading import load  # noqa: E402
@@ -95,6 +96,14 @@ def test_training_over_a_shaped_link_is_as_slow_as_the_link_and_the_same(tmp_pat
     least_s = (sent.estimate.value - 1e6) / 12.5e6
     assert took.estimate.value / 1e9 > 0.9 * least_s
     assert found.ratio("median_step_ns", "100mbit", "unshaped") is not None
+    # Each variant is judged by its own link, of which nothing is known where it is not shaped.
+    for variant, known in (("100mbit", 12.5e6), ("unshaped", None)):
+        run = pipeline.attribute(path / f"{variant}-1")
+        links = run.communication.select(["link_bytes_per_s", "link_source"]).to_pylist()
+        assert {row["link_bytes_per_s"] for row in links} == {known}
+        assert all("no loopback joins" in row["link_source"] for row in links if known is None)
+        spent = {row.id for row in run.leaves() if row.time_ns}
+        assert ("communication.transfer.at_peak" in spent) == (known is not None)
     left = [words for p in psutil.Process().children(recursive=True) if (words := cmdline(p))]
     assert not [words for words in left if "chopper.workloads.interconnect" in words]
 

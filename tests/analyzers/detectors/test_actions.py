@@ -137,6 +137,32 @@ def test_work_that_is_uneven_is_predicted_as_shared_evenly() -> None:
     assert action.saved_ns == pytest.approx(15 * MS, rel=0.02)
 
 
+def over_link(link_bytes_per_s: float | None) -> Attribution:
+    """Attribute steps of 50 ms: a product of 10, an all-reduce of 400 kB until 50."""
+    size = {"input_dims": "[[100000]]", "input_types": '["float"]'}
+    issue, transfer = sent(10, 50, "all_reduce", "allreduce_")
+    rank = on_host(make.span(0, 10, "aten::mm"), issue, transfer | size, until=50)
+    return two_ranks(rank, rank, link_bytes_per_s=link_bytes_per_s)
+
+
+def test_a_full_link_is_mended_by_fewer_bytes_and_a_slow_transfer_by_overlap() -> None:
+    # 400 kB at 12.5 MB/s take 32 of the 40 ms.
+    run = over_link(12.5e6)
+    leaves = {row.id: row.time_ns for row in run.leaves()}
+    assert leaves["communication.transfer.at_peak"] == 2 * 5 * 32 * MS
+    assert leaves["communication.transfer.below_peak"] == 2 * 5 * 8 * MS
+    full, exposed = found(run)
+    assert (full.detector, exposed.detector) == ("link_bandwidth", "exposed_transfer")
+    # All messages are of one size, so all of the 40 ms counts as the bytes'.
+    assert full.saved_ns == pytest.approx(20 * MS, rel=0.02)
+    assert exposed.saved_ns == pytest.approx(8 * MS, rel=0.02)
+    assert chopper.whatif(run, link="25MB/s").predicted_step_ns == pytest.approx(30 * MS, rel=0.02)
+    # Of a link that is not known, nothing is said to be full.
+    [exposed] = found(over_link(None))
+    assert exposed.detector == "exposed_transfer"
+    assert exposed.saved_ns == pytest.approx(40 * MS, rel=0.02)
+
+
 def test_stages_that_wait_for_each_other_are_a_pipeline() -> None:
     # Each stage works 40 of 80 ms, one after the other.
     first = make.span(0, 20, "aten::mm"), make.span(60, 80, "aten::mm")

@@ -12,7 +12,7 @@ from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankTables
-from chopper.storage.manifest import RankManifest, RunManifest
+from chopper.storage.manifest import Measure, RankManifest, RunManifest
 from chopper.storage.run import Run
 from tests.analyzers import make
 
@@ -49,9 +49,12 @@ def run(given: dict[str, pa.Table]) -> Run:
     return Run(manifest, None, {(0, name): table for name, table in given.items()}, source="made")
 
 
-def two_ranks(*ranks: dict[str, pa.Table]) -> Attribution:
-    """Attribute the ranks of a job on one host."""
+def two_ranks(*ranks: dict[str, pa.Table], link_bytes_per_s: float | None = None) -> Attribution:
+    """Attribute the ranks of a job on one host, whose link the program may have stated."""
     parts = [RankManifest(rank=r, world_size=len(ranks), hostname="one") for r in range(len(ranks))]
+    if link_bytes_per_s is not None:
+        for part in parts:
+            part.measures = [Measure(name="link_bytes_per_s", value=link_bytes_per_s)]
     manifest = RunManifest(chopper_version="0", kind="imported", name="made", ranks=parts)
     made = {(rank, name): t for rank, given in enumerate(ranks) for name, t in given.items()}
     return pipeline.attribute(Run(manifest, None, made, source="made"))

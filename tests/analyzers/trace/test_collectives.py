@@ -12,7 +12,7 @@ from chopper.analyzers.causes.attribute import attribute_rank
 from chopper.analyzers.trace.match import Matched, match, participation
 from chopper.analyzers.trace.rank_join import JoinedRank, join_rank
 from chopper.analyzers.trace.tables import RankTables
-from chopper.hardware.ceilings import Ceiling
+from chopper.hardware.ceilings import Ceiling, Ceilings, Link
 from chopper.tables import TABLES
 from tests.analyzers.make import kernel, kernels, span, spans, table
 
@@ -35,7 +35,8 @@ def joined(
             device_event=kernels(*events),
             step=TABLES["step"].empty(),
             collective=table("collective", metadata or []),
-            ceiling=Ceiling({}, None, "test", link),
+            ceiling=Ceiling({}, None, "test"),
+            ceilings=Ceilings(None, None, link=Link(link, "test")),
             no_peak_remedy="",
             devices_listed=True,
             world_size=world,
@@ -154,15 +155,18 @@ def test_a_rank_that_left_before_the_last_one_came_did_not_wait_for_it() -> None
 
 
 def test_a_part_of_a_mesh_is_not_held_against_all_its_links() -> None:
-    mesh = Ceiling({}, None, "test", 100e9, link_group_count=8)
+    mesh = Ceilings(None, None, link=Link(100e9, "test", group_count=8))
     ranks = []
     for rank, start in ((0, 100), (1, 160)):
         one = joined(rank, nccl(start, 200), metadata=[meta(0)])
-        ranks.append(replace(one, inputs=replace(one.inputs, ceiling=mesh)))
+        ranks.append(replace(one, inputs=replace(one.inputs, ceilings=mesh)))
     assert times(ranks)[1] == {"communication.transfer.no_peak": 40}
     matched = matched_of(ranks, one_clock=True)
     told = attribute_rank(ranks[0], matched[0]).communication
     assert told["link_bytes_per_s"].to_pylist() == [None]
+    assert told["link_source"].to_pylist() == [
+        "groups of fewer than 8 ranks have some of the links only"
+    ]
 
 
 @pytest.mark.parametrize(
