@@ -21,7 +21,7 @@ from chopper.analyzers.compare.result import Change, signed, signed_duration
 from chopper.errors import InputError
 from chopper.experiments.declarations import ShownView
 from chopper.experiments.judgement import MOST_SPREAD, too_far_apart
-from chopper.experiments.results import Experiment, Headline, Row, quotient
+from chopper.experiments.results import Experiment, Fit, Headline, Row, quotient
 from chopper.experiments.sweep import Point, Sweep, shown
 from chopper.reports import figures, formatted, to_markdown
 from chopper.reports.comparison import waterfall
@@ -174,7 +174,7 @@ def _columns(headings: Sequence[str], words: int = 1) -> list[str | Column]:
 
 
 def _glance(experiment: Experiment) -> list[Section]:
-    drawn = sweeps(experiment)
+    drawn = [*((fit.title, _fit_figure(fit)) for fit in experiment.fits), *sweeps(experiment)]
     if not drawn:
         return []
     return [
@@ -182,7 +182,7 @@ def _glance(experiment: Experiment) -> list[Section]:
             title="At a glance",
             id="curves",
             intro="Means; whiskers of curves reach from the minimum to the maximum of the "
-            "repetitions.",
+            "repetitions. A fit is drawn through all repetitions, a point each.",
             blocks=[
                 Figure(name=f"sweep-{i}", title=title, figure=figure)
                 for i, (title, figure) in enumerate(drawn)
@@ -459,6 +459,18 @@ def sweeps(experiment: Experiment) -> list[tuple[str, figures.Figure]]:
         for (measure, key), of in curves.items()
         if max(len(points) for points in of.values()) > 2
     ]
+
+
+def _fit_figure(fit: Fit) -> figures.Figure:
+    """Return the repetitions as points, and the line that was fitted to all of them."""
+    most = max(x for points in fit.points.values() for x, _ in points)
+    curves = {name: ([x for x, _ in of], [y for _, y in of]) for name, of in fit.points.items()}
+    line = {fit.law: ([0.0, most], [fit.intercept, fit.intercept + fit.slope * most])}
+    figure = figures.lines(curves | line, x=fit.x, y=fit.y, unit=fit.unit)
+    for trace in figure["data"]:
+        trace["mode"] = "lines" if trace["name"] == figures.plain(fit.law) else "markers"
+        trace["marker"]["size"] = 9
+    return figure
 
 
 def _figure(measure: str, key: str, curves: dict[str, list[tuple[float, Row]]]) -> figures.Figure:

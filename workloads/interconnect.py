@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import chopper
 from chopper.errors import UsageError
 from chopper.experiments.declarations import CHANNEL, Needs, Variant, Workload, as_program, changed
-from chopper.experiments.results import Experiment, Headline
+from chopper.experiments.results import Experiment, Fit, Headline
 from chopper.workloads import link, training
 
 if TYPE_CHECKING:
@@ -121,19 +122,52 @@ def ring_bytes(model: nn.Module, ranks: int, *, reductions: int = 1) -> float:
     return (ranks - 1) / ranks * ((1 + reductions) * weights_bytes + blocks_bytes)
 
 
-def headlines(experiment: Experiment) -> Iterator[Headline]:
-    """Draw the line T = T_c + V/B through the variants, and the same law at the published rates."""
+class _Law(NamedTuple):
+    """T = T_c + V/B through the repetitions of all variants."""
+
+    points: dict[str, list[tuple[float, float]]]
+    """Variant → 1/B in s per MB, and T in s, of each repetition; 0 for a link without a limit."""
+    fixed_s: float
+    volume_mb: float
+    ci95: tuple[float, float] | None
+    r2: float
+
+
+def _law(experiment: Experiment) -> _Law | None:
+    """Fit the law; None with fewer than three rates."""
     from chopper.statistics import line
 
-    s_per_byte, step_s = [], []
+    points: dict[str, list[tuple[float, float]]] = {}
     for variant in experiment.variants:
         step = experiment.find("median_step_ns", variant)
         rate = experiment.value("link_bytes_per_s", variant)
-        for time_ns in () if step is None else step.values:
-            s_per_byte.append(1 / rate if rate else 0.0)
-            step_s.append(time_ns / 1e9)
-    if len(set(s_per_byte)) >= 3:
-        fixed_s, volume_bytes, ci95, r2 = line(s_per_byte, step_s)
+        if step is not None:
+            s_per_mb = 1e6 / rate if rate else 0.0
+            points[variant] = [(s_per_mb, time_ns / 1e9) for time_ns in step.values]
+    x, y = zip(*chain(*points.values()), strict=True) if points else ((), ())
+    return _Law(points, *line(x, y)) if len({*x}) >= 3 else None
+
+
+def fits(experiment: Experiment) -> Iterator[Fit]:
+    """Draw the step time over 1/B, and the line through it."""
+    law = _law(experiment)
+    if law is not None:
+        yield Fit(
+            title="Step time over 1/B: T = T_c + V/B",
+            x="1/B: s per MB that an end of the link may send, 0 without a limit",
+            y="median step",
+            unit="s",
+            points=law.points,
+            law=f"T = {law.fixed_s:.2f} s + {law.volume_mb:.1f} MB / B, R² {law.r2:.4f}",
+            intercept=law.fixed_s,
+            slope=law.volume_mb,
+        )
+
+
+def headlines(experiment: Experiment) -> Iterator[Headline]:
+    """Give the volume of the law T = T_c + V/B, and the same law at the published rates."""
+    law = _law(experiment)
+    if law is not None:
         counted = [
             f"{what} {size / 1e6:.1f} MB"
             for what, name in (
@@ -147,11 +181,11 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             system="Interconnect",
             claim="bytes per step and rank from the fit T = T_c + V/B",
             unit="MB",
-            ours=volume_bytes / 1e6,
+            ours=law.volume_mb,
             least=0.0,
             bound="a slower link sends no bytes back",
-            ci95=ci95 and (ci95[0] / 1e6, ci95[1] / 1e6),
-            configuration=f"T_c {fixed_s:.2f} s, R² {r2:.4f}; " + "; ".join(counted),
+            ci95=law.ci95,
+            configuration=f"T_c {law.fixed_s:.2f} s, R² {law.r2:.4f}; " + "; ".join(counted),
         )
     slowest, fastest = experiment.variants[-1], experiment.variants[0]
     slower = experiment.ratio("median_step_ns", slowest, fastest)

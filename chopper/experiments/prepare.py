@@ -43,7 +43,7 @@ def program(name: str) -> Program | None:
     ):
         return None
     module = importlib.import_module(f"chopper.workloads.{name}")
-    optional = {function: getattr(module, function, None) for function in ("headlines", "model")}
+    optional = {name: getattr(module, name, None) for name in ("headlines", "fits", "model")}
     return Program(workload=module.WORKLOAD, needs=module.needs, **optional)
 
 

@@ -8,7 +8,7 @@ time of its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -356,6 +356,12 @@ class Experiment:
         draw = None if self.program is None else self.program.headlines
         return () if draw is None else tuple(h.judged(self.disturbances) for h in draw(self))
 
+    @cached_property
+    def fits(self) -> tuple[Fit, ...]:
+        """The laws that are drawn through the measured points."""
+        draw = None if self.program is None else self.program.fits
+        return () if draw is None else tuple(draw(self))
+
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings of checks: of the machine, and of numbers that cannot be."""
@@ -380,6 +386,23 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A straight line through the repetitions of all variants, for a figure."""
+
+    title: str
+    x: str
+    y: str
+    unit: str
+    """Of y."""
+    points: Mapping[str, Sequence[tuple[float, float]]]
+    """Variant → x and y of each repetition."""
+    law: str
+    """The line in words, with its numbers."""
+    intercept: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A workload's declaration with the functions of its module."""
 
@@ -391,6 +414,9 @@ class Program:
 
     headlines: Callable[[Experiment], Iterable[Headline]] | None = None
     """The numbers that it exists to show, out of its experiment."""
+
+    fits: Callable[[Experiment], Iterable[Fit]] | None = None
+    """The laws that its page draws through the measured points."""
 
     model: Callable[[], Iterable[Headline]] | None = None
     """Headlines that need no measurement, shown where it cannot run."""

@@ -12,8 +12,10 @@ import pytest
 from chopper.experiments import results as ex
 from chopper.experiments.prepare import program
 from chopper.experiments.results import Headline
+from chopper.reports import experiment as report
 from chopper.reports import to_markdown
 from chopper.reports.experiment import headline_table
+from chopper.reports.page import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,6 +121,28 @@ def marked(headlines, docs, name):
 
 def unmarked(text):
     return re.sub(r"(<!-- measured: .*? -->).*?(<!-- end -->)", r"\1\2", text, flags=re.DOTALL)
+
+
+def test_the_law_of_the_link_is_drawn_through_all_repetitions():
+    # T = 0.5 s + 40 MB / B, once 10 ms more and once less.
+    at = {"unshaped": None, "1gbit": 1.25e8, "100mbit": 1.25e7}
+    numbers: list[tuple[str, str, float, dict[str, str]]] = []
+    for variant, rate in at.items():
+        numbers += [("link_bytes_per_s", variant, rate, {})] if rate else []
+        exact_ns = 1e9 * (0.5 + (40e6 / rate if rate else 0.0))
+        numbers += [("median_step_ns", variant, exact_ns + off_ns, {}) for off_ns in (-1e7, 1e7)]
+    made = measured("interconnect", numbers)
+    blocks = [block for section in report.page(made).sections for block in section.blocks]
+    [figure] = [b.figure for b in blocks if isinstance(b, Figure) and b.name == "sweep-0"]
+    *points, line = figure["data"]
+    assert [(t["name"], t["mode"], t["x"]) for t in points] == [
+        (name, "markers", pytest.approx([x, x]))
+        for name, x in (("unshaped", 0.0), ("1gbit", 0.008), ("100mbit", 0.08))
+    ]
+    assert (line["mode"], line["name"][:24]) == ("lines", "T = 0.50 s + 40.0 MB / B")
+    assert line["y"] == pytest.approx([0.5, 3.7])
+    two = measured("interconnect", [n for n in numbers if n[1] != "1gbit"])
+    assert two.fits == ()  # a line through two rates fits anything
 
 
 def test_where_the_link_cannot_be_made_the_model_alone_is_in_the_table(headlines):
