@@ -20,30 +20,28 @@ from chopper.analyzers.estimates import Estimate, Option, OptionsOf, assumed
 from chopper.cli import _options
 from chopper.errors import UsageError
 from chopper.hardware.devices import named
-from chopper.quantities import between
+from chopper.quantities import between, positive
 from chopper.reports.estimate import estimate_page, listing
-from chopper.reports.page import Page, Section
+from chopper.reports.page import Page
 
 DAY_S = 86400.0
-_TIME_ALLOWED_S = (60.0, 3.2e11)
-MIN_FLOP, MAX_FLOP = 1e15, 1e40
+_TIMES_S, _SIZES = (60.0, 3.2e11), (1e15, 1e40)
 """Beyond these the laws mean nothing and the search would only climb."""
-
 _TOKENS_PER_PARAMETER = 20.0
 _REFERENCE_PARAMETERS, _REFERENCE_LAYERS, _REFERENCE_BATCH_TOKENS = 1.8e12, 120.0, 6e7
 """One model with its layers and batch (said of GPT-4), from which the laws extrapolate."""
 _LAYER_LATENCY_S = 400e-6
 """Forward and backward of one layer, in the latency wall's closed form."""
-_NODE_HOP_S = 9.2e-6
-"""All-reduce of nothing among the 8 devices of a node."""
-_KERNEL_LATENCY_S = 4.5e-6
+_NODE_HOP_S, _KERNEL_LATENCY_S = 9.2e-6, 4.5e-6
+"""All-reduce of nothing among the 8 devices of a node, and a kernel of nothing."""
 _DEVICES_STEP_RATIO = 1.04
 """Factor by which the count of devices climbs; it reproduces the published table."""
-_LEAST_UTILIZATION_RATIO = 0.01
-"""Utilization at which the search ends, and a size is called infeasible."""
+_CLIMBS = 118
+"""Counts that are tried: to a utilization of 1 %, below which a size is called infeasible."""
 WALL_UTILIZATION_RATIO = 2 / 3
 """Utilization that defines the data-movement wall: the published 2e28 is a point on a slope."""
 
+_PARTS = ("compute", "memory", "network", "latency")
 SIZES_FLOP = (5e27, 1e28, 1.5e28, 2e28, 5e28, 1e31, 2.5e31, 3e31)
 """Those of the published table."""
 
@@ -52,17 +50,14 @@ class Hardware(msgspec.Struct, kw_only=True, frozen=True):
     """One device and its links; the defaults are an H100 with NVLink and one 400 Gb/s port."""
 
     flop_per_s: Annotated[float, Option("Peak of one device.", "peak", metavar="FLOP/S")] = 989e12
-    memory_bytes_per_s: Annotated[
-        float, Option("Memory bandwidth of one device.", "memory-bandwidth")
-    ] = 3.35e12
+    memory_bytes_per_s: Annotated[float, Option("Of one device.", "memory-bandwidth")] = 3.35e12
     node_link_bytes_per_s: Annotated[float, Option("Links in a node, one direction.")] = 450e9
     network_bytes_per_s: Annotated[float, Option("Network per device, one direction.")] = 50e9
 
     def __post_init__(self) -> None:
         """Raise UsageError, which names the field, for an impossible device."""
-        between(self.flop_per_s, 1e9, 1e24, "hardware: flop_per_s")
-        for name in self.__struct_fields__[1:]:
-            between(getattr(self, name), 1e3, 1e18, f"hardware: {name}")
+        for name in self.__struct_fields__:
+            positive(getattr(self, name), f"hardware: {name}")
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -83,31 +78,27 @@ class Options(_options.Options, kw_only=True, frozen=True):
         Option("FLOP of a run, may be repeated.  [default: the published table]", metavar="C"),
     ] = SIZES_FLOP
     time_s: Annotated[float, Option("Maximum duration of a run.")] = 90 * DAY_S
-    device: Annotated[
-        str | None,
-        Option(
-            "Use the peak, memory and link rates of this device from the table.", metavar="NAME"
-        ),
-    ] = None
+    device: Annotated[str | None, Option("Take its peak, memory and links.", metavar="NAME")] = None
     hardware: Annotated[dict[str, Any], OptionsOf(Hardware)] = msgspec.field(default_factory=dict)
 
 
-def _of_device(name: str) -> dict[str, float]:
-    """Return a device's peak, its memory's rate, and one direction of its links."""
-    device = named(name)
-    link = device.link_bytes_per_s.value
-    rates = {
-        "peak for bf16": ("flop_per_s", device.flop_per_s("bf16") or device.flop_per_s("fp16")),
-        "memory bandwidth": ("memory_bytes_per_s", device.memory_bandwidth_bytes_per_s.value),
-        # Links are quoted as the sum of both directions.
-        "link rate": ("node_link_bytes_per_s", link and link / 2),
-    }
-    if unknown := [what for what, (_, rate) in rates.items() if rate is None]:
+def _hardware(options: Options) -> Hardware:
+    """Return the given rates; those of the device, where there is one, replace the defaults."""
+    if options.device is None:
+        return Hardware(**options.hardware)
+    device = named(options.device)
+    link = device.link_bytes_per_s.value  # quoted as the sum of both directions
+    rates: dict[str, Any] = {
+        "flop_per_s": device.flop_per_s("bf16") or device.flop_per_s("fp16"),
+        "memory_bytes_per_s": device.memory_bandwidth_bytes_per_s.value,
+        "node_link_bytes_per_s": link and link / 2,
+    } | options.hardware
+    if unknown := {name: True for name, rate in rates.items() if rate is None}:
         raise UsageError(
-            f"--device {name}: {device.label} has no known {' and '.join(unknown)}; "
-            "give --peak, --memory-bandwidth and --node-link instead"
+            f"--device {options.device}: a rate of {device.label} is unknown; give "
+            f"{_options.written(Hardware, unknown)} as well"
         )
-    return {field: float(rate) for field, rate in rates.values() if rate is not None}
+    return Hardware(**{name: float(rate) for name, rate in rates.items()})
 
 
 class Point(msgspec.Struct, kw_only=True, frozen=True):
@@ -152,14 +143,11 @@ class Model(NamedTuple):
 
 def model_of(flop: float) -> Model:
     """Return the model of C = 120 N²: width h from N = 12 h² L, layers and batch by their laws."""
-    between(flop, MIN_FLOP, MAX_FLOP, "FLOP of the run")
+    between(flop, *_SIZES, "FLOP of the run")
     n = float(np.sqrt(flop / (6 * _TOKENS_PER_PARAMETER)))
     growth = (n / _REFERENCE_PARAMETERS) ** (1 / 3)
     layers = _REFERENCE_LAYERS * growth
     return Model(n, layers, float(np.sqrt(n / (12 * layers))), _REFERENCE_BATCH_TOKENS * growth)
-
-
-_PARTS = ("compute", "memory", "network", "latency")
 
 
 def step_times(
@@ -167,10 +155,7 @@ def step_times(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the seconds of a step by layout, and its four overlapping parts before the bubble.
 
-    Args:
-        model: with its batch.
-        hardware: of each device.
-        layouts: data, tensor and pipeline parallel devices, and microbatches: [4, layouts].
+    ``layouts`` are data, tensor and pipeline parallel devices, and microbatches: [4, layouts].
     """
     dp, tp, pp, m = layouts
     _, layers, h, batch = model
@@ -197,40 +182,33 @@ def step_times(
 
 def at_size(flop: float, hardware: Hardware, time_allowed_s: float) -> Point:
     """Return the fewest devices that finish a run in time, and their utilization."""
-    between(time_allowed_s, *_TIME_ALLOWED_S, "time allowed in s")
+    between(time_allowed_s, *_TIMES_S, "time allowed in s")
     model = model_of(flop)
     n, layers, _, batch = model
     step_allowed_s = time_allowed_s * batch / (_TOKENS_PER_PARAMETER * n)
-    powers = np.meshgrid(
-        2.0 ** np.arange(21), 2.0 ** np.arange(15), 2.0 ** np.arange(25), indexing="ij"
-    )
-    tp, pp, m = (x.ravel()[powers[1].ravel() <= layers] for x in powers)
+    tp, pp, m = 2.0 ** np.indices((21, 15, 25)).reshape(3, -1)
     at_full = flop / (hardware.flop_per_s * time_allowed_s)
-    climbs = int(np.log(1 / _LEAST_UTILIZATION_RATIO) / np.log(_DEVICES_STEP_RATIO)) + 1
     # More devices are never slower by more than a layout's rounding, but not monotone either:
     # every count is tried, lowest first.
-    for climb in range(climbs):
+    for climb in range(_CLIMBS):
         devices = at_full * _DEVICES_STEP_RATIO**climb
         dp = devices / (tp * pp)
-        fits = (dp >= 1) & (dp * m <= batch)
-        if not fits.any():
-            continue
+        fits = (pp <= layers) & (dp >= 1) & (dp * m <= batch)
         layouts = np.stack([dp, tp, pp, m])[:, fits]
         times, parts = step_times(model, hardware, layouts)
-        fastest = int(times.argmin())
-        if times[fastest] > step_allowed_s:
-            continue
-        return Point(
-            flop=flop,
-            parameters_count=n,
-            utilization_ratio=flop / (devices * hardware.flop_per_s * time_allowed_s),
-            devices_count=devices,
-            data_parallel_count=float(layouts[0, fastest]),
-            tensor_parallel_count=int(layouts[1, fastest]),
-            pipeline_parallel_count=int(layouts[2, fastest]),
-            microbatches_count=int(layouts[3, fastest]),
-            bound_by=_PARTS[int(parts[:, fastest].argmax())],
-        )
+        if times.min(initial=np.inf) <= step_allowed_s:
+            fastest = int(times.argmin())
+            return Point(
+                flop=flop,
+                parameters_count=n,
+                utilization_ratio=flop / (devices * hardware.flop_per_s * time_allowed_s),
+                devices_count=devices,
+                data_parallel_count=float(layouts[0, fastest]),
+                tensor_parallel_count=int(layouts[1, fastest]),
+                pipeline_parallel_count=int(layouts[2, fastest]),
+                microbatches_count=int(layouts[3, fastest]),
+                bound_by=_PARTS[int(parts[:, fastest].argmax())],
+            )
     return Point(flop=flop, parameters_count=n)
 
 
@@ -240,10 +218,7 @@ def estimate(options: Options) -> Limits:
     The latency wall is in closed form, (D/B)·L·t_ℓ = T solved for C: batch and layers grow as the
     same power of N and cancel, N = T·B₀ ÷ (20·L₀·t_ℓ).
     """
-    for rate in ("flop_per_s", "memory_bytes_per_s", "node_link_bytes_per_s"):
-        options.contradict("device", rate)
-    of_device = _of_device(options.device) if options.device else {}
-    hardware, time_allowed_s = Hardware(**options.hardware, **of_device), options.time_s
+    hardware, time_allowed_s = _hardware(options), options.time_s
     points = tuple(at_size(flop, hardware, time_allowed_s) for flop in sorted(options.flop))
 
     def wall(least_ratio: float) -> float | None:
@@ -252,15 +227,12 @@ def estimate(options: Options) -> Limits:
         def above(point: Point) -> bool:
             return (point.utilization_ratio or 0) > least_ratio
 
-        for before, after in pairwise(points):
-            if above(before) and not above(after):
-                low, high = before.flop, after.flop
-                while high / low > 1.01:
-                    middle = float(np.sqrt(low * high))
-                    passed = not above(at_size(middle, hardware, time_allowed_s))
-                    low, high = (low, middle) if passed else (middle, high)
-                return low
-        return None
+        crossing = (pair for pair in pairwise(points) if above(pair[0]) and not above(pair[1]))
+        low, high = next(crossing, (None, None))
+        while low and high and high.flop / low.flop > 1.01:
+            middle = at_size(float(np.sqrt(low.flop * high.flop)), hardware, time_allowed_s)
+            low, high = (middle, high) if above(middle) else (low, middle)
+        return low.flop if low else None
 
     latency_s = _TOKENS_PER_PARAMETER * _REFERENCE_LAYERS * _LAYER_LATENCY_S
     parameters = time_allowed_s * _REFERENCE_BATCH_TOKENS / latency_s
@@ -278,16 +250,39 @@ def estimate(options: Options) -> Limits:
 def page(result: Limits) -> Page:
     """Return utilization by size, the layouts behind it, and both walls."""
     days, last = f"{result.time_allowed_s / DAY_S:g}", result.last_feasible_flop
-    wall = f"latency wall at {result.latency_wall_flop:.1e} FLOP"
+    limit = f"latency wall at {result.latency_wall_flop:.1e} FLOP"
+    ratio, first = fmt.percent(WALL_UTILIZATION_RATIO, ".0f"), result.points[0]
     feasible = [p for p in result.points if p.devices_count]
-    headline, limit = f"No size finishes in {days} days.", wall
-    remedy = "another --flop, or more --time"
+    remedy = "--network or --node-link of another network, --device of another device"
+    if not feasible:
+        headline, remedy = f"No size finishes in {days} days.", "another --flop, or more --time"
+    elif result.data_wall_flop is not None:
+        headline = f"Utilization falls below {ratio} at {result.data_wall_flop:.1e} FLOP."
+    elif (first.utilization_ratio or 0) < WALL_UTILIZATION_RATIO:
+        headline = f"Utilization is below {ratio} already at {first.flop:.1e} FLOP."
+    else:
+        headline = f"Utilization does not fall below {ratio} at the sizes tried."
     if feasible:
-        headline = _data_wall(result)
-        limit = f"{feasible[-1].bound_by} at {feasible[-1].flop:.1e} FLOP; {wall}"
-        remedy = "--network or --node-link of another network, --device of another device"
+        limit = f"{feasible[-1].bound_by} at {feasible[-1].flop:.1e} FLOP; {limit}"
     if last:
         remedy = f"at most {last:.1e} FLOP, or more --time"
+    points = listing(
+        f"Runs of {days} days: the fewest devices, and their utilization",
+        result.points,
+        {
+            "FLOP": lambda p: f"{p.flop:.1e}",
+            "parameters": lambda p: f"{p.parameters_count:.2e}",
+            "devices": lambda p: f"{p.devices_count:.2e}" if p.devices_count else "–",
+            "utilization": lambda p: f"{p.utilization_ratio:.2f}" if p.bound_by else "infeasible",
+            "dp": lambda p: f"{p.data_parallel_count:.0f}" if p.devices_count else "–",
+            "tp": lambda p: str(p.tensor_parallel_count or "–"),
+            "pp": lambda p: str(p.pipeline_parallel_count or "–"),
+            "microb.": lambda p: str(p.microbatches_count or "–"),
+            "bound by": lambda p: p.bound_by or "–",
+        },
+        note="dp, tp, pp: data, tensor and pipeline parallel. A run that does not finish in time "
+        "is infeasible.",
+    )
     return estimate_page(
         result,
         title="Limits of a training run",
@@ -301,37 +296,5 @@ def page(result: Limits) -> Page:
             f"{_LAYER_LATENCY_S * 1e6:g} µs fill {days} days)",
             *((f"largest size for which a layout finishes: {last:.1e} FLOP",) if last else ()),
         ),
-        sections=(_points(result, days),),
-    )
-
-
-def _data_wall(result: Limits) -> str:
-    wall, ratio = result.data_wall_flop, fmt.percent(WALL_UTILIZATION_RATIO, ".0f")
-    if wall is not None:
-        return f"Utilization falls below {ratio} at {wall:.1e} FLOP."
-    first = result.points[0]
-    if (first.utilization_ratio or 0) < WALL_UTILIZATION_RATIO:
-        return f"Utilization is below {ratio} already at {first.flop:.1e} FLOP."
-    return f"Utilization does not fall below {ratio} at the sizes tried."
-
-
-def _points(result: Limits, days: str) -> Section:
-    return listing(
-        f"Runs of {days} days: the fewest devices, and their utilization",
-        result.points,
-        {
-            "FLOP": lambda p: f"{p.flop:.1e}",
-            "parameters": lambda p: f"{p.parameters_count:.2e}",
-            "devices": lambda p: f"{p.devices_count:.2e}" if p.devices_count else "–",
-            "utilization": lambda p: (
-                f"{p.utilization_ratio:.2f}" if p.utilization_ratio else "infeasible"
-            ),
-            "dp": lambda p: f"{p.data_parallel_count:.0f}" if p.devices_count else "–",
-            "tp": lambda p: str(p.tensor_parallel_count or "–"),
-            "pp": lambda p: str(p.pipeline_parallel_count or "–"),
-            "microb.": lambda p: str(p.microbatches_count or "–"),
-            "bound by": lambda p: p.bound_by or "–",
-        },
-        note="dp, tp, pp: data, tensor and pipeline parallel. A run that does not finish in time "
-        "is infeasible.",
+        sections=(points,),
     )

@@ -23,7 +23,7 @@ from chopper.reports.estimate import estimate_page, listing
 from chopper.reports.page import Page, Section
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
-_MAX_RANKS, _MAX_UPLINKS, _MAX_PIECES = 10**7, 25_000, 10**9
+_MAX_RANKS, _MAX_UPLINKS, _MAX_PIECES, _MAX_BYTES = 10**7, 25_000, 10**9, 2**60
 _SENT_AT_ONCE_COUNT = 64
 """Peers of an all-to-all that NCCL serves at once: a batch of a channel holds 8 sends
 (NCCL_MAX_DEV_WORK_P2P_PER_BATCH) and peers go round the channels (ncclP2pChannelBaseForRound). Its
@@ -31,7 +31,6 @@ logs have 8 to 16 such channels, 1 or 2 of them for each peer (issues 634 and 11
 is between."""
 _HEADROOM_RATIO = 1.2
 _DRAWS = 4000
-_SMALL_GAIN_RATIO = 1.05
 
 
 class Topology(msgspec.Struct, kw_only=True, frozen=True):
@@ -41,31 +40,20 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     ranks_per_node_count: Annotated[int, Option("Ranks of one node.")] = 8
-    node_link_bytes_per_s: Annotated[
-        float, Option("Links of a rank in its node, one direction.")
-    ] = 450e9
-    node_latency_s: Annotated[
-        float, Option("Latency of one step within a node; 5.7us over PCIe.")
-    ] = 3.4e-6
+    node_link_bytes_per_s: Annotated[float, Option("Links in a node, one direction.")] = 450e9
+    node_latency_s: Annotated[float, Option("Latency of a step in a node; PCIe: 5.7us.")] = 3.4e-6
     network_link_bytes_per_s: Annotated[float, Option("Network per rank, one direction.")] = 50e9
-    network_latency_s: Annotated[float, Option("Latency of one step between nodes.")] = 9.6e-6
+    network_latency_s: Annotated[float, Option("Latency of a step between nodes.")] = 9.6e-6
     base_latency_s: float = 8.4e-6
     """Of any collective."""
-    uplinks_count: Annotated[
-        int, Option("Uplinks of a switch, over which its hosts' flows are spread.")
-    ] = 16
+    uplinks_count: Annotated[int, Option("Uplinks of a switch, onto which flows hash.")] = 16
 
     def __post_init__(self) -> None:
         """Raise UsageError, which names the field, for an impossible network."""
-        for suffix, least, most in (
-            ("_node_count", 1, _MAX_RANKS),
-            ("uplinks_count", 1, _MAX_UPLINKS),
-            ("_bytes_per_s", 1, 1e18),
-            ("_latency_s", 1e-12, 3600),
-        ):
-            for name in self.__struct_fields__:
-                if name.endswith(suffix):
-                    between(getattr(self, name), least, most, f"topology: {name}")
+        for name in self.__struct_fields__:
+            positive(getattr(self, name), f"topology: {name}")
+        between(self.ranks_per_node_count, 1, _MAX_RANKS, "topology: ranks_per_node_count")
+        between(self.uplinks_count, 1, _MAX_UPLINKS, "topology: uplinks_count")
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -152,18 +140,13 @@ def collective_times_s(
     binary, chains within nodes, 2 log₂(nodes) network steps, and 2S (else S) through each link.
     Hierarchical (all-reduce): reduce-scatter in the node, ring all-reduce of S ÷ g between nodes,
     all-gather.
-
-    Raises:
-        UsageError: an unknown name, sizes or ranks that make no sense.
     """
     name = one_of("collective", collective, COLLECTIVES)
-    positive(size_bytes, "size")
+    between(size_bytes, 1, _MAX_BYTES, "size in bytes")
     between(ranks_count, 2, _MAX_RANKS, "ranks")
     n, per_node = ranks_count, topology.ranks_per_node_count
     if n > per_node and n % per_node:
-        raise UsageError(
-            f"ranks: {n} do not fill nodes of {per_node}; give a multiple of {per_node}"
-        )
+        raise UsageError(f"ranks: {n} do not fill the nodes; give a multiple of {per_node}")
     nodes = max(1, n // per_node)
     group, crossing, both = n // nodes, nodes > 1, 2 if name == "all_reduce" else 1
     near_s, far_s = topology.node_latency_s, topology.network_latency_s
@@ -194,20 +177,11 @@ def ecmp(
     """Compare plain ECMP (one queue pair per flow) with E-ECMP (several).
 
     Flows × queue pairs are hashed onto the uplinks, uniformly; the fullest one decides.
-
-    Raises:
-        UsageError: a count below 1, or more than can be drawn.
     """
-    between(flows_count, 1, _MAX_PIECES, "flows")
-    between(min(queue_pairs), 1, _MAX_PIECES, "queue pairs")
-    if (pieces := flows_count * max(queue_pairs)) > _MAX_PIECES:
-        raise UsageError(
-            f"flows × queue pairs: {pieces:.3g} are more than can be drawn, at most "
-            f"{_MAX_PIECES:.0e}"
-        )
     even = np.full(uplinks_count, 1 / uplinks_count)
     fullest = {}  # queue pairs → max ÷ mean load of each draw, (draws,)
     for n in {1, *queue_pairs}:
+        between(flows_count * n, 1, _MAX_PIECES, "flows × queue pairs")
         loads = np.random.default_rng(0).multinomial(flows_count * n, even, size=_DRAWS)
         fullest[n] = loads.max(1) / (flows_count * n / uplinks_count)
 
@@ -231,8 +205,6 @@ def ecmp(
 
 def estimate(options: Options) -> Network:
     """Return times of a collective, and the spread of flows."""
-    if max(options.size_bytes) > 2**60:
-        raise UsageError("--size: found more than 1 EiB")
     topology, ranks = Topology(**options.topology), options.ranks_count
     name = one_of("collective", options.collective, COLLECTIVES)
     times = []
@@ -262,46 +234,26 @@ def estimate(options: Options) -> Network:
 
 def page(result: Network) -> Page:
     """Return the page: times by size and algorithm, and uplinks."""
-    largest = max(t.size_bytes for t in result.times)
-    best = next(t for t in result.times if t.size_bytes == largest and t.fastest)
-    of = result.collective, 1, result.ranks_count, result.topology
-    latency_s = collective_times_s(*of)[best.algorithm]
+    name, ranks = result.collective, f"{result.ranks_count} ranks"
+    best = max((t for t in result.times if t.fastest), key=lambda t: t.size_bytes)
+    latency_s = collective_times_s(name, 1, result.ranks_count, result.topology)[best.algorithm]
     by = "latency" if latency_s > best.time_s / 2 else "bandwidth"
-    collided = ""
-    plain_ratio = min((s.throughput_ratio / s.gain_ratio for s in result.spreads), default=1.0)
-    if result.nodes_count > 1 and plain_ratio < 1 and by == "bandwidth":
-        longest_s = latency_s + (best.time_s - latency_s) / plain_ratio
-        collided = f" – {fmt.duration(longest_s * 1e9)}"
-    return estimate_page(
-        result,
-        title="Network",
-        headline=f"{result.collective} of {fmt.bytes_(largest)} over {result.ranks_count} ranks: "
-        f"{fmt.duration(best.time_s * 1e9)}{collided} by {best.algorithm}.",
-        limit=f"{by}; {fmt.duration(latency_s * 1e9)} is latency, and busbw "
-        f"{fmt.rate(best.bus_bytes_per_s)}",
-        assumes=f"nothing else on the links{collided and '; the longer time: flows that collide'}",
-        remedy=_remedy(result, by),
-        facts=(),
-        sections=_sections(result),
-    )
-
-
-def _remedy(result: Network, by: str) -> str:
+    most = max(result.spreads, key=lambda s: s.gain_ratio)
+    plain_ratio = most.throughput_ratio / most.gain_ratio
+    remedy = "other algorithms with --details, other links with --node-link and --network-link"
+    longer = ""
     if by == "latency":
-        return "fewer, larger messages"
-    best = max(result.spreads, key=lambda s: s.gain_ratio)
-    if result.nodes_count == 1 or best.gain_ratio < _SMALL_GAIN_RATIO:
-        return "other algorithms with --details, other links with --node-link and --network-link"
-    return (
-        f"{best.queue_pairs_count} queue pairs for each flow: {best.gain_ratio:.2f}× of plain ECMP "
-        "where uplinks limit"
-    )
-
-
-def _sections(result: Network) -> tuple[Section, ...]:
+        remedy = "fewer, larger messages"
+    elif result.nodes_count > 1 and plain_ratio < 1:
+        longest_s = latency_s + (best.time_s - latency_s) / plain_ratio
+        longer = f" – {fmt.duration(longest_s * 1e9)}"
+        if most.gain_ratio > 1:
+            remedy = (
+                f"{most.queue_pairs_count} queue pairs for each flow: {most.gain_ratio:.2f}× of "
+                "plain ECMP where uplinks limit"
+            )
     times = listing(
-        f"{result.collective} over {result.ranks_count} ranks, "
-        f"{fmt.plural(result.nodes_count, 'node')}",
+        f"{name} over {ranks}, {fmt.plural(result.nodes_count, 'node')}",
         result.times,
         {
             "size": "size_bytes",
@@ -314,9 +266,24 @@ def _sections(result: Network) -> tuple[Section, ...]:
         words=2,
         note="algbw = size ÷ time, busbw = algbw × bus factor, as nccl-tests define them",
     )
-    uplinks = listing(
+    return estimate_page(
+        result,
+        title="Network",
+        headline=f"{name} of {fmt.bytes_(best.size_bytes)} over {ranks}: "
+        f"{fmt.duration(best.time_s * 1e9)}{longer} by {best.algorithm}.",
+        limit=f"{by}; {fmt.duration(latency_s * 1e9)} is latency, and busbw "
+        f"{fmt.rate(best.bus_bytes_per_s)}",
+        assumes=f"nothing else on the links{longer and '; the longer time: flows that collide'}",
+        remedy=remedy,
+        facts=(),
+        sections=(times, _uplinks(result.spreads)),
+    )
+
+
+def _uplinks(spreads: tuple[Spread, ...]) -> Section:
+    return listing(
         "Flows hashed onto uplinks",
-        result.spreads,
+        spreads,
         {
             "flows": "flows_count",
             "queue pairs": "queue_pairs_count",
@@ -331,4 +298,3 @@ def _sections(result: Network) -> tuple[Section, ...]:
         f"bottleneck; with room: if they have {fmt.percent(_HEADROOM_RATIO - 1, '.0f')} more "
         "bandwidth than the ports; published of E-ECMP: up to 40 % on an AllReduce benchmark",
     )
-    return times, uplinks

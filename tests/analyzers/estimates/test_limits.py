@@ -40,6 +40,15 @@ def test_a_faster_network_moves_the_wall_out() -> None:
     assert fast is None or fast > slow
 
 
+def test_a_given_rate_replaces_the_devices() -> None:
+    """An H200 has 989 TFLOP/s, 4.8 TB/s and 900 GB/s of links in both directions."""
+    found = estimate(Options(flop=(1e27,), device="h200-sxm", hardware={"flop_per_s": 2e15}))
+    rates = Hardware(
+        flop_per_s=2e15, memory_bytes_per_s=4.8e12, node_link_bytes_per_s=450e9
+    )  # and the default network
+    assert found.hardware == rates
+
+
 def test_the_laws_at_their_reference() -> None:
     """1.8e12 parameters: 3.6e13 tokens, 120 · 1.8e12² FLOP, 120 layers, batches of 6e7."""
     found = limits.model_of(3.888e26)
