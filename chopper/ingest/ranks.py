@@ -207,7 +207,7 @@ _BIN_NS = 20_000
 """Clocks of one host drift apart by tens of millionths: by this in a second or two."""
 _MET_NS = 100_000
 _LEAST_RATIO = 0.8
-_TABLES = ("device_clock", "counter")
+_TABLES = ("device_clock", "device_activity", "counter")
 
 Read = list[tuple["Path", "ParsedTrace"]]
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pyarrow as pa
 
-from chopper.collectors.formats.parsed import NO_VALUE
+from chopper.arrow import to_arrow as from_list
+from chopper.collectors.formats.parsed import NO_VALUE, to_arrow
 from chopper.collectors.formats.recording import (
     Recording,
     Text,
@@ -23,6 +25,7 @@ from chopper.collectors.formats.sqlite import Database
 from chopper.errors import InputError
 from chopper.storage.findings import finding
 from chopper.storage.manifest import Device
+from chopper.tables import TABLES
 from chopper.tables.ranges import NUMBER_MOST
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -41,6 +44,17 @@ _COPIES = {
     9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD",
 }  # fmt: skip
 """``copyKind``, CUPTI's enumeration; from 11 on: unified memory."""
+_METRICS = {
+    "SMs Active [Throughput %]": "sm_utilization_ratio",
+    "Compute Warps in Flight [Throughput %]": "sm_occupancy_ratio",
+    "Tensor Active [Throughput %]": "tensor_utilization_ratio",
+    "DRAM Read Bandwidth [Throughput %]": "read",
+    "DRAM Write Bandwidth [Throughput %]": "write",
+    "GPC Clock Frequency [MHz]": "clock",
+}
+"""GPU metrics by their names (``--gpu-metrics-devices``), which of them depends on the device."""
+_HZ_FROM = 100_000
+"""A clock from here on is in Hz, whatever its name says: newer versions write that."""
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
 
@@ -52,7 +66,7 @@ def knows(database: Database) -> bool:
 
 
 def read(database: Database) -> Recording:
-    """Kernels, copies, memsets, whole graphs, API calls and ranges.
+    """Kernels, copies, memsets, whole graphs, API calls, ranges and sampled GPU metrics.
 
     Raises:
         InputError: nothing of this was traced, or a table lacks what makes it one.
@@ -74,6 +88,7 @@ def read(database: Database) -> Recording:
     _device_events(database, recording, strings, base_ns)
     _calls(database, recording, strings, base_ns)
     _ranges(database, recording, strings, base_ns)
+    _gpu_metrics(database, recording, base_ns)
     recording.threads = _threads(database, strings)
     ranks = database.integers("MPI_RANKS", ("globalTid", "rank"))
     recording.ranks = {
@@ -233,6 +248,73 @@ def _ranges(db: Database, recording: Recording, strings: dict[int, str], base_ns
         category="annotation",
         name=coded(texts),
     )
+
+
+def _gpu_metrics(db: Database, recording: Recording, base_ns: int) -> None:
+    """Add what the tool sampled of the devices. -> DEVICE_ACTIVITY, DEVICE_CLOCK."""
+    ids = db.integers("TARGET_INFO_GPU_METRICS", ("typeId", "metricId"))
+    names = db.texts("TARGET_INFO_GPU_METRICS", "metricName")
+    metrics = {
+        (int(kind), int(metric)): _METRICS[name]
+        for kind, metric, name in zip(ids["typeId"], ids["metricId"], names, strict=False)
+        if name in _METRICS
+    }
+    uuids = {device.device_id: device.uuid for device in recording.devices}
+    columns = ("timestamp", "typeId", "metricId", "value")
+    if not metrics or not db.has("GPU_METRICS", *columns):
+        return
+    # Ten thousand times a second, a score of metrics.
+    rows = db.integers("GPU_METRICS", columns, among={"metricId": {m for _, m in metrics}})
+    time_ns = _moved(rows["timestamp"], base_ns)
+    parts: dict[str, list[pa.Table]] = {"device_activity": [], "device_clock": []}
+    for kind in np.unique(rows["typeId"]).tolist():
+        mine = (rows["typeId"] == kind) & (time_ns != NO_VALUE)
+        times_ns, at = np.unique(time_ns[mine], return_inverse=True)
+        series: dict[str, np.ndarray] = {}
+        for metric in np.unique(rows["metricId"][mine]).tolist():
+            if (kind, metric) in metrics:
+                of = rows["metricId"][mine] == metric
+                values = np.full(len(times_ns), np.nan)
+                values[at[of]] = rows["value"][mine][of]
+                series[metrics[kind, metric]] = values
+        clock = series.pop("clock", None)
+        if clock is not None:
+            clock_hz = clock * np.where(clock < _HZ_FROM, 1e6, 1.0)
+            series["sm_clock_hz"] = np.where(clock > 0, clock_hz, np.nan)
+        if "read" in series and "write" in series:
+            series["dram_utilization_ratio"] = series.pop("read") + series.pop("write")
+        device_id = kind & 0xFF  # the tool's number of the device
+        for name, made in parts.items():
+            made.append(_sampled(name, times_ns, device_id, uuids.get(device_id), series))
+    recording.tables |= {n: pa.concat_tables(t) for n, t in parts.items() if sum(map(len, t))}
+
+
+def _sampled(
+    name: str, time_ns: np.ndarray, device_id: int, uuid: str | None, values: dict[str, np.ndarray]
+) -> pa.Table:
+    """Return a declared table of the columns that it has, where any of them has a value."""
+    declared = TABLES[name].arrow
+    percent = {c: v / 100 for c, v in values.items() if c.endswith("_ratio")}
+    own = {
+        c: np.where((v >= 0) & ((v <= 1) | c.endswith("_hz")), v, np.nan)
+        for c, v in (values | percent).items()
+        if c in declared.names
+    }
+    rows = np.zeros(len(time_ns), dtype=bool)
+    for column in own.values():
+        rows |= ~np.isnan(column)
+    size = int(rows.sum())
+    arrays: dict[str, pa.Array] = {f.name: pa.nulls(size, f.type) for f in declared}
+    for column, number in own.items():
+        missing = np.isnan(number[rows])
+        kept = np.where(missing, 0, number[rows])
+        whole = pa.types.is_integer(declared.field(column).type)
+        arrays[column] = to_arrow(np.rint(kept).astype(np.int64) if whole else kept, missing)
+    arrays["time_ns"] = to_arrow(time_ns[rows])
+    arrays["span_ns"] = to_arrow(np.zeros(size, dtype=np.int64))
+    arrays["device_id"] = to_arrow(np.full(size, device_id, dtype=np.int32))
+    arrays["device_uuid"] = from_list([uuid] * size, declared.field("device_uuid").type)
+    return pa.table(arrays, schema=declared)
 
 
 def _threads(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,18 @@ class Database:
                 f"{', '.join(self.columns(table)[:8]) or 'none'}"
             )
 
-    def integers(self, table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def integers(
+        self, table: str, names: Sequence[str], *, among: Mapping[str, Iterable[int]] | None = None
+    ) -> dict[str, np.ndarray]:
         """Columns of whole numbers; ``NO_VALUE`` where there is none, or no such column.
 
-        A table that is not there has no rows.
+        A table that is not there has no rows. With ``among``, only the rows whose column has one
+        of these values.
         """
+        where = "".join(
+            f" WHERE {_quoted(column)} IN ({', '.join(map(str, values))})"
+            for column, values in (among or {}).items()
+        )
         there = set(self.columns(table))
         known = [name for name in names if name in there]
         cells = [
@@ -92,7 +99,9 @@ class Database:
         if known:
             parts += [
                 np.array(rows, dtype=np.int64)
-                for rows in self._rows(f"SELECT {', '.join(cells)} FROM {_quoted(table)}", table)
+                for rows in self._rows(
+                    f"SELECT {', '.join(cells)} FROM {_quoted(table)}{where}", table
+                )
             ]
         cells_read = np.concatenate(parts)
         columns = {name: np.ascontiguousarray(cells_read[:, i]) for i, name in enumerate(known)}

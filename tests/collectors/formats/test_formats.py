@@ -225,6 +225,47 @@ def test_whole_graphs_are_said(tmp_path: Path) -> None:
     assert "trace.whole_graphs" in {f.code for f in found.findings}
 
 
+@pytest.mark.parametrize("clock", [1410, 1_410_000_000])
+def test_gpu_metrics_of_nsys_are_the_devices_activity_and_clock(clock: int, tmp_path: Path) -> None:
+    """Names and types of an A100's export; typeId ends in the device, values are percent."""
+    path = recordings.write_nsys(tmp_path / "r.sqlite", small(), pids=(100, 200))
+    names = [
+        "GPC Clock Frequency [MHz]", "SMs Active [Throughput %]", "SMs Active [Avg]",
+        "Tensor Active [Throughput %]", "DRAM Read Bandwidth [Throughput %]",
+        "DRAM Write Bandwidth [Throughput %]", "Compute Warps in Flight [Throughput %]",
+    ]  # fmt: skip
+    first = (clock, 90, 97, 62, 30, 12, 25)
+    values = {(0, 1_000_000): first, (0, 1_100_000): (0, 101, 0, 0, 30, None, 0)}
+    values[1, 1_000_000] = (clock, 10, 10, 1, 2, 3, 4)
+    base = 8_358_680_908_399_640_576
+    with sqlite3.connect(path) as db:
+        columns = "typeId INTEGER, sourceId, typeName, metricId INTEGER, metricName TEXT"
+        db.execute(f"CREATE TABLE TARGET_INFO_GPU_METRICS ({columns})")
+        db.execute("CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId, value)")
+        for device in (0, 1):
+            listed = [(base + device, 1, "GPU Metrics", n, name) for n, name in enumerate(names)]
+            db.executemany("INSERT INTO TARGET_INFO_GPU_METRICS VALUES (?, ?, ?, ?, ?)", listed)
+        for (device, at), row in values.items():
+            told = [(at, base + device, n, value) for n, value in enumerate(row)]
+            db.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, ?, ?)", told)
+    db.close()
+    run = pipeline.read(path)
+    ratios = ("sm", "tensor", "dram")
+    expected: list[tuple[Any, ...]] = [
+        (0, "GPU-uuid-0", START_NS + 1_000_000, 0.9, 0.62, 0.42, 0.25),
+        (0, "GPU-uuid-0", START_NS + 1_100_000, None, 0.0, None, 0.0),
+        (1, "GPU-uuid-1", START_NS + 1_000_000, 0.1, 0.01, 0.05, 0.04),
+    ]
+    found = rows(
+        run, "device_activity", "device_id", "device_uuid", "time_ns",
+        *(f"{name}_utilization_ratio" for name in ratios), "sm_occupancy_ratio",
+    )  # fmt: skip
+    assert found == [pytest.approx(row) for row in expected]
+    # A clock of 0 is of a device that slept.
+    clocks = rows(run, "device_clock", "device_id", "sm_clock_hz", "power_w", "event_reasons")
+    assert clocks == [(0, 1_410_000_000, None, None), (1, 1_410_000_000, None, None)]
+
+
 @pytest.mark.parametrize("device", [-1, None, (1 << 32) - 1])
 def test_events_of_an_unknown_device_are_device_work(device: int | None, tmp_path: Path) -> None:
     known = pipeline.attribute(recordings.write_nsys(tmp_path / "known.sqlite", small()))
