@@ -57,6 +57,7 @@ _LINES = msgspec.toml.decode(Path(__file__).with_name("series.toml").read_bytes(
 _BUFFERED = [line.panel for line in _LINES.buffered.values()]
 _KEYS = {
     "nic": ["interface"],
+    "memory_controller": ["controller"],
     "process": ["rank"],
     "memory_event": ["device_id"],
     "counter": ["track", "name"],
@@ -67,7 +68,8 @@ _FIRST = (
     *("Temperature", "Device busy", "Device units", "NVLink, XGMI", "PCIe"),
 )
 """Panels of devices come first: they explain the kernels above them."""
-SAMPLED = frozenset((*_FIRST, "CPU", "CPU of ranks", "Pressure", "Network", "Memory of ranks"))
+_OF_HOST = ("CPU", "CPU of ranks", "Pressure", "Network", "Host memory traffic", "Memory of ranks")
+SAMPLED = frozenset((*_FIRST, *_OF_HOST))
 SAMPLED -= frozenset(_BUFFERED)
 """Panels of what is read at a rate; what is said at events (allocations) holds until the next."""
 _GAP_FACTOR = 4

@@ -301,8 +301,8 @@ def _sampled(
         if c in declared.names
     }
     rows = np.zeros(len(time_ns), dtype=bool)
-    for column in own.values():
-        rows |= ~np.isnan(column)
+    for values_read in own.values():
+        rows |= ~np.isnan(values_read)
     size = int(rows.sum())
     arrays: dict[str, pa.Array] = {f.name: pa.nulls(size, f.type) for f in declared}
     for column, number in own.items():

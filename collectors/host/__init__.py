@@ -25,7 +25,7 @@ class HostCollector(SampledCollector):
     """Samples the host while a run goes on, in a process of its own.
 
     Writes ``cpu_core``, ``host``, ``process``, ``process_thread``, ``process_event``, ``nic``,
-    ``core_clock``, ``core_cycle``, ``host_energy`` and ``clock``.
+    ``memory_controller``, ``core_clock``, ``core_cycle``, ``host_energy`` and ``clock``.
 
     Args:
         hz: samples per second of each source; per-core rows are thinned on many cores.
@@ -46,6 +46,7 @@ class HostCollector(SampledCollector):
             ("_processes:ProcessSource", self._hz, run),
             ("_machine:MachineSource", self._hz, root),
             ("_machine:NicSource", self._hz, root),
+            ("_memory:MemorySource", self._hz, root),
             ("_machine:CoreClockSource", min(cores_hz, 1.0), root),
             ("_machine:CycleSource", min(cores_hz, 1.0), root),
             ("_machine:RaplSource", self._hz, root),

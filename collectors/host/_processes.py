@@ -381,10 +381,11 @@ _TIMES = 1 | 2
 _EVENT_THREADS = 32
 
 
-def open_event(kind: int, number: int, tid: int) -> int:
+def open_event(kind: int, number: int, tid: int, cpu: int = -1) -> int:
     """Open a descriptor that counts one event of a thread and of its future children.
 
-    Where the kernel does not let a user see itself, only what runs outside of the kernel counts.
+    With a ``cpu``, and -1 as the thread, all that happens there counts. Where the kernel does not
+    let a user see itself, only what runs outside of the kernel counts.
 
     Raises:
         OSError: it is not allowed, or this machine does not count it.
@@ -399,7 +400,7 @@ def open_event(kind: int, number: int, tid: int) -> int:
             break  # the kernel switches and migrates: without it there is nothing to count
         head = struct.pack("IIQQQQQ", kind, _ATTRIBUTE_BYTES, number, 0, 0, _TIMES, flags)
         attribute = ctypes.create_string_buffer(head, _ATTRIBUTE_BYTES)
-        descriptor = libc.syscall(call, attribute, tid, -1, -1, ctypes.c_ulong(1 << 3))
+        descriptor = libc.syscall(call, attribute, tid, cpu, -1, ctypes.c_ulong(1 << 3))
         if descriptor >= 0:
             return int(descriptor)
         problem = ctypes.get_errno()
@@ -443,7 +444,7 @@ class EventSource(ProcessWatcher):
                 os.close(self._opener(*event, 0))
                 self._usable[column] = event
             except OSError as exc:
-                self.absent[f"process_event.{column}"] = _why(exc)
+                self.absent[f"process_event.{column}"] = why_uncounted(exc)
         if not self._usable:
             raise CollectorUnavailable(
                 "perf_event_open: " + "; ".join(dict.fromkeys(self.absent.values()))
@@ -467,7 +468,7 @@ class EventSource(ProcessWatcher):
                 except ProcessLookupError:
                     continue
                 except OSError as exc:
-                    self.absent[f"process_event.{column}"] = f"rank {rank}: {_why(exc)}"
+                    self.absent[f"process_event.{column}"] = f"rank {rank}: {why_uncounted(exc)}"
                     for descriptor in counters.pop(column, []):
                         os.close(descriptor)
                     break
@@ -492,7 +493,8 @@ class EventSource(ProcessWatcher):
                 os.close(descriptor)
 
 
-def _why(exc: OSError) -> str:
+def why_uncounted(exc: OSError) -> str:
+    """Return why the kernel counts no event, in words."""
     if exc.errno in (errno.EACCES, errno.EPERM):
         return (
             "the kernel does not allow it: kernel.perf_event_paranoid must be 1 or less, or the "
