@@ -36,6 +36,7 @@ def modelled() -> Iterator[Headline]:
         primary="up to 40 % on an AllReduce benchmark",
         ours=many.gain_ratio,
         stated=1.4,
+        by_choice=True,
         basis="model",
         timed=False,
         configuration="flows hashed uniformly, the fullest uplink decides; 64 flows gain more, "
@@ -51,6 +52,7 @@ def modelled() -> Iterator[Headline]:
         ours=None if walls.data_wall_flop is None else walls.data_wall_flop / 1e28,
         why="no wall within the published sizes",
         stated=2.0,
+        by_choice=True,
         basis="model",
         timed=False,
         configuration="90 days on H100s; two thirds is our definition, the publication has none",
@@ -77,6 +79,7 @@ def modelled() -> Iterator[Headline]:
         primary="1.6× (SemiAnalysis, August 2025)",
         ours=price.value / base.value,
         stated=1.6,
+        by_choice=True,
         basis="model",
         timed=False,
         configuration=f"{price.value:.2f} over {base.value:.2f} USD, the shipped list: "

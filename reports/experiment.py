@@ -157,7 +157,7 @@ def intervals(experiment: Experiment) -> str:
 def tables(experiment: Experiment) -> list[Table]:
     """Return all that was measured, as tables."""
     sets: dict[tuple[str, ...], list[Row]] = {}
-    for row in experiment.rows:
+    for row in experiment.all_rows:
         sets.setdefault(tuple(key for key, _ in row.labels), []).append(row)
     title = "Variants" if len(experiment.variants) > 1 else "Measured"
     out = [_by_variant(experiment, title, sets.pop(()))] if () in sets else []
@@ -361,6 +361,8 @@ def _by_labels(experiment: Experiment, rows: list[Row]) -> list[Table]:
 def _cell(row: Row | None, unit_of: str = "") -> str | Cell:
     if row is None:
         return fmt.UNKNOWN
+    if row.withheld:
+        return "withheld"
     cell_text = fmt.cell(unit_of or row.measure, row.estimate.value)
     if row.estimate.cv_ratio is not None:
         cell_text += f" ±{fmt.percent(row.estimate.cv_ratio, '.0f')}"

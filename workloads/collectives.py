@@ -229,6 +229,9 @@ def _latency(experiment: Experiment, where: str) -> Iterator[Headline]:
         _NCCL_BASE_US + 2 * (ranks - 1) * step_us for step_us in _NCCL_STEPS_US
     )
     rate = experiment.find("fitted_bus_bandwidth_bytes_per_s", collective="all_reduce")
+    # Of NCCL, which does not send between CPUs.
+    nccl = f"NCCL's ring takes {inside_us:.1f} µs over NVLink"
+    nccl += f", {between_nodes_us:.1f} µs over a network"
     fitted = f"; 1/β is {rate.estimate.value / 1e9:.3g} GB/s of bus bandwidth" if rate else ""
     yield Headline.of(
         latency.estimate,
@@ -237,8 +240,7 @@ def _latency(experiment: Experiment, where: str) -> Iterator[Headline]:
         claim=f"α of all-reduce between {ranks} ranks",
         least=0.0,
         bound="no message takes less than no time",
-        primary=f"NCCL's ring takes {inside_us:.1f} µs over NVLink, {between_nodes_us:.1f} µs "
-        "over a network",
+        primary=None if experiment.plan.device == "cpu" else nccl,
         unit="µs",
         configuration=f"t = α + β·size through all sizes; {where}{fitted}",
     )

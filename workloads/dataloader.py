@@ -41,12 +41,11 @@ from chopper.experiments.declarations import (
     not_negative,
     positive,
 )
-from chopper.experiments.results import Experiment, Headline, Row, ratio
+from chopper.experiments.results import Experiment, Headline, ratio_of_pairs
 
 if TYPE_CHECKING:
     import torch
 
-    from chopper.statistics import Estimate
     from chopper.workloads.sources import SourceSpec
 
 WORKLOAD = Workload(
@@ -351,7 +350,7 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
         "tokens; each computed separately",
     )
     yield Headline.of(
-        _ratio_of_pairs(*readers),
+        ratio_of_pairs(*readers),
         system="MegaScale-Data",
         claim="disaggregation alone: a batch's latency through actors over that "
         f"in-process, storage {PROBED_MS} ms",
@@ -361,14 +360,6 @@ def _parts_alone(experiment: Experiment, mixture: str) -> Iterator[Headline]:
         configuration=f"{experiment.plan.ranks} ranks, {mixture}; nothing loaded ahead, pairs "
         "of the same batches",
     )
-
-
-def _ratio_of_pairs(over: Row | None, under: Row | None) -> Estimate | None:
-    """Divide values of the same batches, pair by pair: what slows one batch down is in neither."""
-    if over is None or under is None or len(over.values) != len(under.values):
-        return None
-    ratios = [o / u for o, u in zip(over.values, under.values, strict=True)]
-    return ratio(ratios, [1.0] * len(ratios))
 
 
 if __name__ == "__main__":

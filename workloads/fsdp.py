@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from chopper import wording as fmt
 from chopper.experiments.declarations import ShownView, Variant, Workload, changed
 from chopper.experiments.results import Experiment, Headline, difference, ratio
 from chopper.workloads import training
 from chopper.workloads.training import needs as needs
+
+if TYPE_CHECKING:
+    from chopper.statistics import Estimate
 
 _ALLOCATIONS = ("--allocations", "yes")
 
@@ -104,8 +108,12 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             if first and second
             else ""
         )
+        found, why = difference(second, first), "--allocations no" if view else ""
+        if found is not None and view:
+            why = _unshown(found, experiment.plan.device)
+            found = None if why else found
         yield Headline.of(
-            difference(second, first),
+            found,
             scale=100,
             system="FSDP",
             claim=f"{claim}, fsdp2 minus fsdp1",
@@ -116,10 +124,19 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
             least=-100.0,
             most=100.0,
             bound="shares differ by no more than the whole",
-            why="--allocations no" if view else "nothing was attributed",
-            configuration=f"{where}; {shares}" if shares else where,
+            why=why or "nothing was attributed",
+            configuration=f"{where}; {shares}" if shares and found is not None else where,
         )
     yield _clock(experiment, where)
+
+
+def _unshown(found: Estimate, device: str) -> str:
+    """Say why a difference of allocations shows nothing of what is published, if so."""
+    if device == "cpu":
+        return "the claim is about the caching allocator of GPUs; a CPU's memory has none"
+    if found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1]:
+        return "the repetitions show no difference: no 95 % interval that leaves out zero"
+    return ""
 
 
 def _clock(experiment: Experiment, where: str) -> Headline:

@@ -87,7 +87,9 @@ class Trainer:
 class DeepSpeedTrainer(Trainer):
     """The same with DeepSpeed's engine."""
 
-    def __init__(self, model: nn.Module, optimizer: str, config: dict[str, object]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: str, config: dict[str, object], *, core: bool
+    ) -> None:
         # One of its optimizers is decorated by torch.compile, which would load Inductor.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         import deepspeed
@@ -95,7 +97,8 @@ class DeepSpeedTrainer(Trainer):
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # On CPUs it would compile an operator for inference, at each first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        inner = optimizer_of(optimizer, model.parameters())
+        weights = model.parameters()
+        inner = host_adam(weights) if core else optimizer_of(optimizer, weights)
         engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=inner, config=config)
         super().__init__(engine, inner)
         self.engine: Any = engine
@@ -139,6 +142,20 @@ class DeepSpeedTrainer(Trainer):
         yield from getattr(self.partitioned, "param_buffer_of_bit16_for_cpu_offload_groups", ())
         gradient = getattr(self.partitioned, "temp_grad_buffer_for_cpu_offload", None)
         yield from () if gradient is None else (gradient,)
+
+
+def host_adam(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """DeepSpeedCPUAdam with AdamW's numbers; compiled when it is first used on a machine."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    try:
+        made: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            weights, lr=3e-4, weight_decay=0.1, adamw_mode=True
+        )
+    except (RuntimeError, OSError) as exc:
+        why = str(exc).splitlines()[0]
+        raise SystemExit(f"offload: DeepSpeedCPUAdam cannot be built here: {why}") from exc
+    return made
 
 
 class Store:
@@ -446,7 +463,8 @@ def built(args: argparse.Namespace, device: torch.device) -> Trainer:
         return Trainer(sharded, optimizer_of(args.optimizer, sharded.parameters()))
     model = whole_model(args, device)
     if placement.deepspeed:
-        return DeepSpeedTrainer(model, args.optimizer, deepspeed_config(args, placement))
+        config = deepspeed_config(args, placement)
+        return DeepSpeedTrainer(model, args.optimizer, config, core=placement.core)
     if placement.checkpoint:
         recompute(model)
     # Gradients lie in the buckets that are reduced, not there and in tensors of their own.
@@ -478,14 +496,16 @@ def deepspeed_config(args: argparse.Namespace, placement: Placement) -> dict[str
         "stage3_param_persistence_threshold": formulas.PERSISTENT_ELEMENTS,  # its default
     }
     if "optimizer" in placement.on_host:
-        zero["offload_optimizer"] = {"device": "cpu"}
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if placement.core:
+        zero["overlap_comm"] = True
     if "weights" in placement.on_host:
         zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": args.batch,
         "zero_optimization": zero,
         "bf16": {"enabled": args.dtype == "bfloat16"},
-        # Torch's AdamW, as in all other variants: DeepSpeed's own would have to be compiled.
+        # The optimizer that it is given, also on the host.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         # By default 1.0: no other variant clips, and losses would part by 0.6 % in a dozen steps.

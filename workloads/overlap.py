@@ -319,6 +319,8 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
                 faster = None
             else:
                 why = ""
+                if experiment.plan.device == "cpu":
+                    published = None  # of NCCL between GPUs
             yield Headline.of(
                 faster,
                 why=why,

@@ -54,6 +54,8 @@ class Placement:
     """Layers and their optimizer on disk, two in memory at a time."""
     overlapped: bool = False
     """On a side stream of a GPU."""
+    core: bool = False
+    """ZeRO-Offload's own update, DeepSpeedCPUAdam, and gradients that leave beside backward."""
     default: bool = False
     """Runs when no variants are named."""
 
@@ -86,6 +88,13 @@ PLACEMENTS: dict[str, Placement] = {
     "zero3": Placement("zero3", "and weights"),
     "zero2-offload": Placement(
         "zero2", "zero2, the optimizer in host memory", on_host=_OPTIMIZER, default=True
+    ),
+    "zero2-offload-core": Placement(
+        "zero2",
+        "and updated by DeepSpeedCPUAdam, gradients copied beside backward",
+        on_host=_OPTIMIZER,
+        core=True,
+        default=True,
     ),
     "zero3-offload": Placement("zero3", "zero3, the optimizer in host memory", on_host=_OPTIMIZER),
     "zero3-param-offload": Placement("zero3", "and the weights", on_host=_EVERYTHING, default=True),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST_SPREAD = 0.25
 """Largest coefficient of variation of repetitions with a headline."""
 _NEVER_NEGATIVE = ("_ns", "_per_s", "_bytes", "_hz", "_w", "_j", "_count")
+_SIGNED = {"beyond", "change", "difference", "excess", "growth"}
+"""Words in the name of a measure that is a difference: it may be less than nothing."""
 _ROUNDING = 1e-9
 BUSY_CORES = 0.3
 """Other programs that use this many cores, or `BUSY_RATIO` of a large machine's, disturb."""
@@ -31,7 +33,7 @@ BUSY_RATIO = 0.05
 
 def natural_bounds(measure: str) -> tuple[Bound, ...]:
     """Return the bounds that a measure's unit sets."""
-    if not measure.endswith(_NEVER_NEGATIVE):
+    if not measure.endswith(_NEVER_NEGATIVE) or _SIGNED.intersection(measure.split("_")):
         return ()
     return (Bound(measure=measure, least=0.0, why="there is no less than nothing"),)
 

@@ -98,6 +98,8 @@ class Row:
     estimate: Estimate
     ratio: Estimate | None
     """To the baseline's; None for the baseline itself, and where it did not measure this."""
+    withheld: str = ""
+    """Why its values cannot be, where they cannot: it keeps its place, without a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ class Headline:
     """Measured here, ``model`` for arithmetic alone, or ``recorded`` on another machine."""
     chosen: str = ""
     """What its configuration was chosen for, where a choice decides the number."""
+    by_choice: bool = False
+    """That choice, or a constant of the model, was made to reach the stated number."""
     timed: bool = True
     """False where other programs on the machine cannot change it: losses, bytes, a model."""
     spread_ratio: float | None = None
@@ -178,13 +182,16 @@ class Headline:
     def verdict(self) -> str:
         """Judge the stated number by ours: within a tenth of its interval, or not.
 
-        ``reproduced`` (a model: ``consistent``), ``differs``, ``not shown here`` where there is no
-        number of ours, and empty where one number is not stated.
+        ``reproduced`` (a model: ``consistent``), ``differs``, ``by choice`` where a choice was made
+        to reach the stated number, so that neither would say anything of it, ``not shown here``
+        where there is no number of ours, and empty where one number is not stated.
         """
         if self.ours is None:
             return "not shown here"
         if not self.stated:
             return ""
+        if self.by_choice:
+            return "by choice"
         low, high = self.ci95 or (self.ours, self.ours)
         if not low * (1 - _ALIKE_RATIO) <= self.stated <= high * (1 + _ALIKE_RATIO):
             return "differs"
@@ -202,9 +209,9 @@ class Experiment:
     """Variant → its repetitions that could be attributed."""
     notes: tuple[str, ...] = ()
     program: Program | None = field(default=None, repr=False)
+    """Its workload; None where this version of chopper has none of that name."""
     impossible: tuple[tuple[Row, Finding], ...] = ()
     """Rows that cannot be, and are not among ``rows``; with what says so."""
-    """Its workload; None where this version of chopper has none of that name."""
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -278,6 +285,11 @@ class Experiment:
         from chopper.views import view
 
         return [view(a, name).to_pylist() for a in self.attributions.get(variant, [])]
+
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """Rows, then those that are withheld."""
+        return (*self.rows, *(row for row, _ in self.impossible))
 
     @property
     def shown(self) -> tuple[ShownView, ...]:
@@ -373,7 +385,7 @@ class Experiment:
             **msgspec.to_builtins(self.plan),
             "path": str(self.path),
             "notes": list(self.notes),
-            "measures": [_row_to_dict(row) for row in self.rows],
+            "measures": [_row_to_dict(row) for row in self.all_rows],
             "causes": [_row_to_dict(row) for row in self.causes],
             "views": {
                 columns_of.view: [_row_to_dict(row) for row in self.view_rows(columns_of)]
@@ -423,14 +435,16 @@ class Program:
 
 
 def _row_to_dict(row: Row) -> dict[str, Any]:
+    estimate = msgspec.to_builtins(row.estimate)
     return {
         "measure": row.measure,
         "labels": dict(row.labels),
         "variant": row.variant,
-        "values": list(row.values),
-        **msgspec.to_builtins(row.estimate),
+        "values": [] if row.withheld else list(row.values),
+        **(dict.fromkeys(estimate) if row.withheld else estimate),
         "ratio": None if row.ratio is None else row.ratio.value,
         "ratio_ci95": None if row.ratio is None else row.ratio.ci95,
+        "withheld": row.withheld or None,
     }
 
 
@@ -443,6 +457,14 @@ def headline_to_dict(headline: Headline) -> dict[str, Any]:
 def quotient(over: Row | None, under: Row | None) -> Estimate | None:
     """Divide one row's value by another one's; None when one of them is missing."""
     return None if over is None or under is None else ratio(over.values, under.values)
+
+
+def ratio_of_pairs(over: Row | None, under: Row | None) -> Estimate | None:
+    """Divide values measured side by side, pair by pair: what slows one pair down is in neither."""
+    if over is None or under is None or len(over.values) != len(under.values):
+        return None
+    ratios = [o / u for o, u in zip(over.values, under.values, strict=True)]
+    return ratio(ratios, [1.0] * len(ratios))
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate | None:
@@ -527,7 +549,7 @@ def sorted_out(
     if not broken:
         return tuple(rows), ()
     impossible = tuple(
-        (row, broken[key])
+        (replace(row, ratio=None, withheld=broken[key].message), broken[key])
         for row in rows
         if (key := (row.measure, row.variant, row.labels)) in broken
     )
