@@ -18,12 +18,9 @@ import chopper
 from chopper import pipeline
 from chopper.analyzers.estimates.memory import memory
 from chopper.analyzers.estimates.training import Training
-from chopper.cli.estimates import limits, network
-from chopper.cli.estimates.cost import Throughput, cost
+from chopper.cli.estimates import cost, limits, network
 from chopper.cli.estimates.offload import Options, estimate
 from chopper.experiments.results import Experiment, Plan, VariantPlan
-from chopper.hardware import devices
-from chopper.hardware.devices import Priced
 from chopper.models.architectures import named
 from tests.analyzers.replay.make import late_second_launch
 from tests.analyzers.replay.make import run as recorded
@@ -79,7 +76,6 @@ def run() -> Any:
 def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
     """Each result, and words of its report."""
     training = Training(architecture=named("gpt2"), sequence_count=512)
-    priced = Priced(value=2, source="test")
     plan = Plan(
         chopper_version="0",
         workload="made",
@@ -94,8 +90,7 @@ def results(run: Any) -> dict[str, tuple[Any, tuple[str, ...]]]:
         variants=[VariantPlan(name="a", summary="variant a", runs=[])],
     )
     replayable = pipeline.attribute(recorded(late_second_launch()))
-    throughput = Throughput(tokens_per_s=9, source="test")
-    spent = cost(throughput, prices=devices.load_prices(), price_per_hour=priced)
+    spent = cost.estimate(cost.Options(tokens_per_s=9, price=2))
     return {
         "attribution": (chopper.Attribution(run), ("A step takes", "Where the time went")),
         "comparison": (chopper.compare(run, run), ("Where the runs differ",)),

@@ -21,14 +21,14 @@ from chopper.errors import UsageError
 from chopper.hardware import devices
 from chopper.hardware.devices import DevicePeaks, Priced, Prices
 from chopper.models import architectures
-from chopper.quantities import between, positive
+from chopper.quantities import between
 from chopper.reports.estimate import estimate_page, values
 from chopper.reports.page import Page, Section
 from chopper.views import view
 
 _USUAL_UTILIZATION = (0.3, 0.5)
 """MFU that published trainings of large models reached: PaLM's table 3 (2204.02311), Llama 3."""
-_J_PER_KWH = 3.6e6
+_J_PER_KWH, _DAY_S = 3.6e6, 86_400
 
 
 class Options(_options.Options, kw_only=True, frozen=True):
@@ -51,20 +51,15 @@ class Options(_options.Options, kw_only=True, frozen=True):
     devices_count: Annotated[
         int | None, Option("Devices that train together. [default: the run's ranks, or 1]")
     ] = None
-    tokens_per_s: Annotated[
-        float | None, Option("Of one device, instead of a run's throughput.")
-    ] = None
+    tokens_per_s: Annotated[float | None, Option("Of one device, instead of a run's.")] = None
     model: Annotated[
         str | None, Option("Project the throughput of this model instead.", metavar="NAME")
     ] = None
     utilization_ratio: Annotated[float, Option("MFU of the projection.")] = 0.4
-    price: Annotated[
-        float | None, Option("Price of one device per hour. [default: from the list]")
-    ] = None
+    price: Annotated[float | None, Option("Of a device and hour. [default: as listed]")] = None
     prices: Annotated[Path | None, Option("A price list of your own.", metavar="FILE")] = None
     power_w: Annotated[
-        float | None,
-        Option("Power of one device in watts. [default: measured, or the board limit]"),
+        float | None, Option("Of one device. [default: measured, or the board's limit]")
     ] = None
     tokens: Annotated[float | None, Option("Tokens of the whole run, for its cost.")] = None
     against: Annotated[
@@ -134,8 +129,6 @@ class Cost(Estimate, kw_only=True, frozen=True):
 
 def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
     """Return price × 10⁶ ÷ (3600 × tokens per second), of one device."""
-    positive(price_per_hour, "price")
-    positive(tokens_per_s, "tokens per second")
     return price_per_hour * 1e6 / (3600 * tokens_per_s)
 
 
@@ -144,111 +137,91 @@ def estimate(options: Options) -> Cost:
     options.exactly_one("run", "tokens_per_s", "model", missing="no throughput")
     if "utilization_ratio" in options.given and not options.model:
         raise UsageError("--utilization needs --model, whose throughput it projects")
-    device = devices.named(options.device) if options.device else None
-    throughput = _measured(options.run, device) if options.run else _throughput(device, options)
-    device = device or throughput.device
-    listed = devices.load_prices(options.prices)
-    price = Priced(value=options.price, source="given") if options.price is not None else None
-    power_w, power_source = throughput.power_w, "measured in the run"
-    if options.power_w is not None:
-        power_w, power_source = options.power_w, "given"
-    elif not power_w and device is not None and device.board_power_w.value is not None:
-        power_w = float(device.board_power_w.value)
-        power_source = "the board's limit, not a measurement"
-    return cost(
-        throughput,
-        prices=listed,
-        price_per_hour=price or _listed(listed, device, "; give --price"),
-        device=device,
-        devices_count=options.devices_count or throughput.devices_count,
-        run_tokens_count=options.tokens,
-        power_w=power_w,
-        power_source=None if power_w is None else power_source,
-        against=devices.named(options.against) if options.against is not None else None,
-    )
+    return cost(options, _measured(options) if options.run else _throughput(options))
 
 
-def _listed(listed: Prices, device: DevicePeaks | None, remedy: str) -> Priced:
-    if device is None:
-        raise UsageError("the device is unknown, so it has no price; specify --device or --price")
-    if device.id not in listed.devices:
-        known = ", ".join(sorted(listed.devices))
-        raise UsageError(
-            f"no price of {device.label} in the list of {listed.date}, which has {known}{remedy}"
-        )
-    return listed.devices[device.id]
+def cost(options: Options, throughput: Throughput) -> Cost:
+    """Return money, energy and time; price, throughput and power are of one device.
 
-
-def cost(
-    throughput: Throughput,
-    *,
-    prices: Prices,
-    price_per_hour: Priced,
-    device: DevicePeaks | None = None,
-    devices_count: int = 1,
-    run_tokens_count: float | None = None,
-    power_w: float | None = None,
-    power_source: str | None = None,
-    against: DevicePeaks | None = None,
-) -> Cost:
-    """Return money, energy and time from a price, a throughput and a power, each of one device.
-
-    Raises:
-        UsageError: a value outside its range, or no price of the other device.
+    What the options leave open is the run's, the listed price, or the board's limit.
     """
-    rate = throughput.tokens_per_s
-    # Least and most that is bought anywhere.
+    rate, of_run = throughput.tokens_per_s, options.tokens
+    device = devices.named(options.device) if options.device else throughput.device
+    count = options.devices_count or throughput.devices_count
+    prices = devices.load_prices(options.prices)
+    if options.price is not None:
+        price = Priced(value=options.price, source="given")
+    elif device is not None:
+        price = _listed(prices, device)
+    else:
+        raise UsageError("the device is unknown, so it has no price; specify --device or --price")
+    power_w, power_source = options.power_w, "given"
+    if power_w is None:
+        power_w, power_source = throughput.power_w, "measured in the run"
+    if power_w is None and device is not None:
+        power_w, power_source = device.board_power_w.value, "the board's limit, not a measurement"
     for name, value, least, most in (
-        ("price", price_per_hour.value, 1e-6, 1e9),
+        ("price", price.value, 1e-6, 1e9),
         ("tokens per second of a device", rate, 1e-3, 1e12),
-        ("devices", devices_count, 1, 1e9),
-        ("tokens", run_tokens_count, 1, 1e24),
+        ("devices", count, 1, 1e9),
+        ("tokens", of_run, 1, 1e24),
         ("power", power_w, 1e-3, 1e6),
     ):
         if value is not None:
             between(value, least, most, name)
-    million = per_million_tokens(price_per_hour.value, rate)
+    million, of_step = per_million_tokens(price.value, rate), throughput.step_tokens_count
     tariff, pue = prices.electricity_per_kwh.value, prices.pue_ratio.value
-    energy = power_w * pue / rate if power_w is not None else None
-    kwh = energy * 1e6 / _J_PER_KWH if energy is not None else None
-    of_step, of_run = throughput.step_tokens_count, run_tokens_count
-    together = devices_count * rate
+    joule = _times(power_w, pue / rate)
+    kwh = _times(joule, 1e6 / _J_PER_KWH)
     return Cost(
         assumptions=assumed("cost"),
         device=device.label if device else None,
-        price_per_device_hour=price_per_hour.value,
-        price_source=price_per_hour.source,
+        price_per_device_hour=price.value,
+        price_source=price.source,
         currency=prices.currency,
         prices_date=prices.date,
-        devices_count=devices_count,
+        devices_count=count,
         tokens_per_s_per_device=rate,
         throughput_source=throughput.source,
         tokens_per_s_between=throughput.between,
         per_million_tokens=million,
-        per_step=None if of_step is None else million * of_step / 1e6,
-        step_s=None if of_step is None else of_step / together,
+        per_step=_times(of_step, million / 1e6),
+        step_s=_times(of_step, 1 / (count * rate)),
         run_tokens_count=of_run,
-        run_s=None if of_run is None else of_run / together,
-        per_run=None if of_run is None else million * of_run / 1e6,
+        run_s=_times(of_run, 1 / (count * rate)),
+        per_run=_times(of_run, million / 1e6),
         power_w=power_w,
-        power_source=power_source,
-        energy_per_token_j=energy,
+        power_source=None if power_w is None else power_source,
+        energy_per_token_j=joule,
         energy_per_million_tokens_kwh=kwh,
-        energy_cost_per_million_tokens=None if kwh is None else kwh * tariff,
-        energy_cost_per_run=None if kwh is None or not of_run else kwh * tariff * of_run / 1e6,
+        energy_cost_per_million_tokens=_times(kwh, tariff),
+        energy_cost_per_run=None if of_run is None else _times(kwh, tariff * of_run / 1e6),
         electricity_per_kwh=tariff,
         pue_ratio=pue,
-        against=None
-        if against is None
-        else _against(rate, price_per_hour, device, against, prices),
+        against=_against(options.against, price, device, rate, prices) if options.against else None,
     )
 
 
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _listed(prices: Prices, device: DevicePeaks) -> Priced:
+    if device.id not in prices.devices:
+        raise UsageError(
+            f"no price of {device.label} in the list of {prices.date}, which has "
+            f"{', '.join(sorted(prices.devices))}; give a list that has it as --prices, or "
+            "--price for --device"
+        )
+    return prices.devices[device.id]
+
+
 def _against(
-    tokens_per_s: float, price: Priced, device: DevicePeaks | None, other: DevicePeaks, of: Prices
+    name: str, price: Priced, device: DevicePeaks | None, tokens_per_s: float, prices: Prices
 ) -> Against:
     """Compare a second device with the first, at the same tokens per FLOP of peak."""
-    other_price = _listed(of, other, "")
+    other = devices.named(name)
+    other_price = _listed(prices, other)
     mine, theirs = device.flop_per_s("bf16") if device else None, other.flop_per_s("bf16")
     ratio = theirs / mine if mine and theirs else None
     return Against(
@@ -262,12 +235,13 @@ def _against(
     )
 
 
-def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
+def _throughput(options: Options) -> Throughput:
     """Return the given throughput, or a model's: peak × utilization ÷ (6 × active parameters)."""
     if options.tokens_per_s:
         return Throughput(tokens_per_s=options.tokens_per_s, source="given")
-    if device is None:
+    if options.device is None:
         raise UsageError("--model needs a device to be projected onto; give --device")
+    device = devices.named(options.device)
     model = architectures.named(options.model or "")
     peak = device.flop_per_s("bf16") or device.flop_per_s("fp16")
     if peak is None:
@@ -286,27 +260,29 @@ def _throughput(device: DevicePeaks | None, options: Options) -> Throughput:
     )
 
 
-def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
+def _measured(options: Options) -> Throughput:
     """Return throughput, power and device of a run; refuse to price it on another device."""
+    source = str(options.run)
+    priced = devices.named(options.device) if options.device else None
     attribution = attributed([source])
-    for rank in attribution.ranks if priced is not None else ():
-        name = device_of(attribution, rank.rank)
-        known = devices.lookup(rank.device) if rank.device else None
-        # If device events name no device, the user says which one it was.
-        if priced is not None and name is not None and (known is None or known.id != priced.id):
-            raise UsageError(
-                f"--device {priced.label}: {source} was measured on {name}, whose tokens per "
-                f"second are not those of {priced.label}; give --tokens-per-s of that device or "
-                "project them with --model, or omit --device and give --price of what it ran on"
-            )
-    rate_by_rank = {
-        row["rank"]: row["tokens_per_s"]
+    ranks = attribution.ranks
+    names = sorted({name for r in ranks if (name := device_of(attribution, r.rank)) is not None})
+    recorded = [devices.lookup(name) for name in names]
+    # If device events name no device, the user says which one it was.
+    if priced is not None and any(device is None or device.id != priced.id for device in recorded):
+        raise UsageError(
+            f"--device {priced.label}: {source} was measured on {', '.join(names)}, whose tokens "
+            f"per second are not those of {priced.label}; give --tokens-per-s of that device or "
+            "project them with --model, or omit --device and give --price of what it ran on"
+        )
+    rates = [
+        row["tokens_per_s"]
         for row in view(attribution, "utilization").to_pylist()
         # A run of one rank has no rows but those of the whole.
-        if (row["rank"] is not None or len(attribution.ranks) == 1)
+        if (row["rank"] is not None or len(ranks) == 1)
+        and row["ceiling"] == "theoretical"
         and row["tokens_per_s"] is not None
-    }
-    rates = [*rate_by_rank.values()]
+    ]
     if not rates:
         raise UsageError(
             f"{source}: how many tokens it trained on is not recorded; give --tokens-per-s instead"
@@ -317,66 +293,57 @@ def _measured(source: str, priced: DevicePeaks | None) -> Throughput:
         if row["scope"] == "run" and str(row["source"]).startswith("device") and row["power_mean_w"]
     ]
     rate = sum(rates) / len(rates)
-    names = {rank.device for rank in attribution.ranks if rank.device}
-    steps = max((rank.steps for rank in attribution.ranks), default=0)
+    steps = max((rank.steps for rank in ranks), default=0)
     # Tokens per second are by the time of steps without a trace, where there are some.
     step_time = attribution.step_time()
-    time_ns = max(rank.observed_ns for rank in attribution.ranks) * step_time.scale
+    time_s = max(rank.observed_ns for rank in ranks) * step_time.scale / 1e9
     middle_half, spread = None, step_time.untraced
     if spread is not None:
-        quartiles_ns = spread.quartile_high_ns, spread.quartile_low_ns
-        low, high = (rate * spread.value_ns / step_ns for step_ns in quartiles_ns)
-        middle_half = low, high
+        scaled = rate * spread.value_ns
+        middle_half = scaled / spread.quartile_high_ns, scaled / spread.quartile_low_ns
     return Throughput(
         tokens_per_s=rate,
         source=f"measured in {source}, mean of {fmt.plural(len(rates), 'rank')}",
         between=middle_half,
-        devices_count=len(attribution.ranks),
-        device=devices.lookup(names.pop()) if len(names) == 1 else None,
+        devices_count=len(ranks),
+        device=recorded[0] if len(recorded) == 1 else None,
         power_w=sum(power_w) / len(power_w) if power_w else None,
-        step_tokens_count=sum(rates) * time_ns / 1e9 / steps if steps else None,
+        step_tokens_count=sum(rates) * time_s / steps if steps else None,
     )
 
 
 def page(result: Cost) -> Page:
     """Return the page: cost per token, step and run, energy, and the other device."""
+    price, energy = result.price_per_device_hour, result.energy_cost_per_million_tokens
+    rate = f"{result.tokens_per_s_per_device:,.0f} tokens/s per device"
     between = ""
     if result.tokens_per_s_between:
-        price = result.price_per_device_hour
-        low, high = (per_million_tokens(price, rate) for rate in result.tokens_per_s_between[::-1])
-        between = f" ({_number(low)} – {_number(high)})"
-    of_device = f" on {result.device}" if result.device else ""
-    rate = f"{result.tokens_per_s_per_device:,.0f} tokens/s per device"
-    limit = f"the device, {result.price_per_device_hour:g} {result.currency} an hour"
-    energy = result.energy_cost_per_million_tokens
+        most, least = (per_million_tokens(price, rate) for rate in result.tokens_per_s_between)
+        between = f" ({_number(least)} – {_number(most)})"
+    of_energy = "its power is not known"
+    if energy is not None:
+        of_energy = f"energy costs {fmt.ratio(energy / result.per_million_tokens)} as much"
+    remedy = "--against DEVICE, to see when another one pays"
+    if (other := result.against) is not None:
+        peak = f" (peak: {other.peak_ratio:.2f}×)" if other.peak_ratio else ""
+        remedy = f"{other.device} if more than {other.break_even_ratio:.2f}× as fast{peak}"
+    elif result.throughput_source.startswith("projected: "):
+        remedy = "a recorded run instead of --model, for the tokens/s it reaches"
     return estimate_page(
         result,
         title="Cost of training",
-        headline=f"{_money(result, result.per_million_tokens)} per million tokens"
-        f"{between}{of_device}.",
-        limit=f"{limit}; its power is not known"
-        if energy is None
-        else f"{limit}; energy costs {fmt.ratio(energy / result.per_million_tokens)} as much",
+        headline=f"{_money(result, result.per_million_tokens)} per million tokens{between}"
+        f"{f' on {result.device}' if result.device else ''}.",
+        limit=f"the device, {price:g} {result.currency} an hour; {of_energy}",
         assumes=f"{rate}, {fmt.ellipsize(result.throughput_source, 67 - len(rate))}",
-        remedy=_remedy(result),
+        remedy=remedy,
         facts=(
-            f"{result.price_per_device_hour:g} {result.currency} per device and hour: "
-            f"{result.price_source}",
+            f"{price:g} {result.currency} per device and hour: {result.price_source}",
             f"{rate}: {result.throughput_source}",
             f"prices of {result.prices_date}",
         ),
         sections=_sections(result),
     )
-
-
-def _remedy(result: Cost) -> str:
-    other = result.against
-    if other is None:
-        if result.throughput_source.startswith("projected: "):
-            return "a recorded run instead of --model, for the tokens/s it reaches"
-        return "--against DEVICE, to see when another one pays"
-    peak = f" (peak: {other.peak_ratio:.2f}×)" if other.peak_ratio else ""
-    return f"{other.device} if more than {other.break_even_ratio:.2f}× as fast{peak}"
 
 
 def _money(result: Cost, value: float | None) -> str:
@@ -394,21 +361,21 @@ def _some(value: float | None, digits: str, unit: str) -> str:
 
 
 def _sections(result: Cost) -> list[Section]:
-    run = fmt.duration(None if result.run_s is None else result.run_s * 1e9)
-    if result.run_s is not None and result.run_s >= 86400:
-        run = f"{result.run_s / 86400:,.1f} days"
+    kwh, run_s = result.energy_per_million_tokens_kwh, result.run_s
+    run = fmt.duration(_times(run_s, 1e9))
+    if run_s is not None and run_s >= _DAY_S:
+        run = f"{run_s / _DAY_S:,.1f} days"
     costs = [
         ("per million tokens", _money(result, result.per_million_tokens)),
         ("per step", _money(result, result.per_step)),
         ("per run", _money(result, result.per_run)),
-        ("time of a step", fmt.duration(result.step_s * 1e9 if result.step_s else None)),
+        ("time of a step", fmt.duration(_times(result.step_s, 1e9))),
         ("time of the run", run),
     ]
-    million_kwh = result.energy_per_million_tokens_kwh
     energy = [
         ("power of one device", _some(result.power_w, ".0f", " W")),
         ("energy per token", _some(result.energy_per_token_j, ".3g", " J")),
-        ("energy per million tokens", _some(million_kwh, ".3g", " kWh")),
+        ("energy per million tokens", _some(kwh, ".3g", " kWh")),
         ("its cost per million tokens", _money(result, result.energy_cost_per_million_tokens)),
         ("its cost per run", _money(result, result.energy_cost_per_run)),
     ]

@@ -6,7 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chopper.cli.estimates.cost import Throughput, cost, per_million_tokens
+from chopper.cli.estimates.cost import (
+    Options,
+    Throughput,
+    cost,
+    estimate,
+    per_million_tokens,
+)
 from chopper.errors import InputError
 from chopper.hardware import devices
 from chopper.hardware.devices import Priced
@@ -20,13 +26,7 @@ def test_gpt_3_on_h100_and_gb200() -> None:
     assert listed.devices["nvidia-h100-sxm"].value == H100
     assert listed.devices["nvidia-gb200"].value == GB200 == pytest.approx(1.6 * H100, abs=0.005)
     assert all(p.source for p in listed.devices.values())
-    found = cost(
-        Throughput(tokens_per_s=728, source="test"),
-        prices=listed,
-        price_per_hour=listed.devices["nvidia-h100-sxm"],
-        device=devices.named("h100-sxm"),
-        against=devices.named("gb200"),
-    )
+    found = estimate(Options(tokens_per_s=728, device="h100-sxm", against="gb200"))
     assert f"{100 * found.per_million_tokens:.1f}" == "54.2"
     rival = found.against
     assert rival is not None
@@ -38,20 +38,17 @@ def test_gpt_3_on_h100_and_gb200() -> None:
     assert rival.per_million_tokens_at_peak_ratio == pytest.approx(0.3428, rel=0.001)
 
 
-def test_a_run_by_hand() -> None:
-    listed = devices.load_prices()
+def test_a_run_by_hand(tmp_path: Path) -> None:
     listed = msgspec.structs.replace(
-        listed,
+        devices.load_prices(),
         electricity_per_kwh=Priced(value=0.10, source="test"),
         pue_ratio=Priced(value=1.2, source="test"),
     )
+    file = tmp_path / "prices.json"
+    file.write_bytes(msgspec.json.encode(listed))
     found = cost(
+        Options(prices=file, price=3.6, devices_count=10, tokens=1e9, power_w=500),
         Throughput(tokens_per_s=1000, source="test", step_tokens_count=20_000),
-        prices=listed,
-        price_per_hour=Priced(value=3.6, source="test"),
-        devices_count=10,
-        run_tokens_count=1e9,
-        power_w=500,
     )
     # 3.6 per hour is 0.001 per second: 1000 tokens cost 0.001, a million 1.
     assert found.per_million_tokens == pytest.approx(1.0)
@@ -69,12 +66,7 @@ def test_a_run_by_hand() -> None:
 
 
 def test_unknown_stays_unknown() -> None:
-    found = cost(
-        Throughput(tokens_per_s=1, source="test"),
-        prices=devices.load_prices(),
-        price_per_hour=Priced(value=1, source="test"),
-        against=devices.named("gb200"),
-    )
+    found = estimate(Options(tokens_per_s=1, price=1, against="gb200"))
     assert found.per_step is found.per_run is found.energy_per_token_j is None
     assert found.against is not None
     assert found.against.break_even_ratio == pytest.approx(GB200)
