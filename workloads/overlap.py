@@ -54,7 +54,9 @@ from chopper.experiments.declarations import (
     positive,
 )
 from chopper.experiments.results import Experiment, Headline
+from chopper.hardware.devices import lookup
 from chopper.workloads import link
+from chopper.workloads.balance import Sizes, balanced, needed_bytes, rates_of
 
 if TYPE_CHECKING:
     import torch
@@ -66,9 +68,9 @@ WORKLOAD = Workload(
     summary="all-gather with product and product with reduce-scatter: one after the other, chunk "
     "by chunk, with and without the swizzle, against the bound of pure overlap",
     options=(
-        Option("m", "rows of the product, over all ranks", 1024, positive),
-        Option("k", "inner dimension", 2048, positive),
-        Option("n", "columns", 1024, positive),
+        Option("m", "rows of the product, over all ranks; by the device's rates", None, positive),
+        Option("k", "inner dimension; by the device's rates", None, positive),
+        Option("n", "columns; by the device's rates", None, positive),
         Option("chunks", "chunks into which each rank's rows are split", 8, positive),
         Option(
             "rate",
@@ -109,6 +111,8 @@ WORKLOAD = Workload(
 
 KERNELS: dict[str, Order] = {"triton": "ring", "triton-unswizzled": "rows"}
 """Variant that is one kernel → order of what it sends and of its tiles."""
+ON_CPU = Sizes(m=1024, k=2048, n=1024)
+_WHY_ON_CPU = "--m 1024 --k 2048 --n 1024: balanced at 130 GFLOP/s of each rank and 1 Gbit/s"
 SHARDS = 4
 """With one rank: as if so many held the rows, of which this one's are the last."""
 WARMUP = 2
@@ -119,6 +123,8 @@ CHECKED = 3
 
 def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
     """Matrices as they are computed with, in float64 to check them, and where they are sent."""
+    chosen, notes = _sizes(args, ranks, device)
+    args = argparse.Namespace(**vars(args) | chosen)
     if ranks == 1 and device == "cpu":
         raise UsageError("--ranks 1: one rank has no peer to exchange with, except on a GPU")
     of = f"{ranks} ranks" if ranks > 1 else f"{SHARDS} shards"
@@ -126,7 +132,6 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         raise UsageError(f"--m {args.m}: its rows do not divide into {of} of {args.chunks} chunks")
     if args.k % ranks:
         raise UsageError(f"--k {args.k}: does not divide among {ranks} ranks")
-    notes = []
     if device == "cpu" and args.rate != "none":
         reason = link.unavailable() if ranks == 2 else "it joins exactly two ranks"
         if reason is not None:
@@ -134,13 +139,52 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
                 f"no shaped link ({reason}): over the loopback, where a transfer takes the cores "
                 "that the product needs, little can be hidden"
             )
-    elements = args.m * args.k + args.k * args.n + 2 * args.m * args.n
     return Needs(
-        memory_bytes=elements * (8 + 8 + 8),
+        memory_bytes=needed_bytes(
+            Sizes(args.m, args.k, args.n),
+            parts=ranks if ranks > 1 else SHARDS,
+            element_bytes=_ELEMENT_BYTES[args.dtype],
+        ),
         what=f"--m {args.m} --k {args.k} --n {args.n}",
         remedy="choose smaller matrices",
         notes=tuple(notes),
         absent=_absent(ranks, device),
+        chosen=chosen,
+    )
+
+
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def _sizes(args: argparse.Namespace, ranks: int, device: str) -> tuple[dict[str, int], list[str]]:
+    """Return the sizes that the user left open, and why all of them are as they are."""
+    missing = [name for name in Sizes._fields if getattr(args, name) is None]
+    sizes, why = (ON_CPU, [_WHY_ON_CPU]) if device == "cpu" or not missing else _on_gpu(args, ranks)
+    chosen = {name: getattr(sizes, name) for name in missing}
+    return chosen, why if len(missing) == len(sizes) else []
+
+
+def _on_gpu(args: argparse.Namespace, ranks: int) -> tuple[Sizes, list[str]]:
+    import torch
+
+    gpu = torch.cuda.get_device_properties(0)
+    of_name = {"multi_processor_count": gpu.multi_processor_count, "memory_bytes": gpu.total_memory}
+    rates = rates_of(
+        gpu.name,
+        lookup(gpu.name, **of_name),
+        ranks=ranks,
+        devices_count=torch.cuda.device_count(),
+        dtype=args.dtype,
+    )
+    if rates is None:
+        return ON_CPU, [f"the rates of {gpu.name} are unknown: sizes as on CPUs, bound by launches"]
+    return balanced(
+        rates,
+        parts=ranks if ranks > 1 else SHARDS,
+        chunks=args.chunks,
+        element_bytes=_ELEMENT_BYTES[args.dtype],
+        memory_bytes=gpu.total_memory,
+        scatters=ranks > 1,
     )
 
 
@@ -180,6 +224,8 @@ def main() -> None:
     if args.channel is not None:
         link.enter(args.channel, link_bits_per_s)
     with joined(args.device, prog="overlap") as device:
+        chosen, _ = _sizes(args, dist.get_world_size(), device.type)
+        args = argparse.Namespace(**vars(args) | chosen)
         torch.manual_seed(args.seed + dist.get_rank())
         measure(args, device, link_bits_per_s)
 

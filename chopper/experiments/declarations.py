@@ -220,6 +220,8 @@ class Needs:
     notes: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     """Variants that cannot run here as asked → the reason."""
+    chosen: Mapping[str, int] = field(default_factory=dict)
+    """Options that the user left open → the values that it takes for them."""
 
 
 def as_program(main: Callable[[], None]) -> None:

@@ -99,6 +99,9 @@ class Launch:
 
     stacks: bool = False
 
+    chosen: frozenset[str] = frozenset()
+    """Options that the workload chose."""
+
     @property
     def name(self) -> str:
         """Name of the workload."""
@@ -119,7 +122,11 @@ class Launch:
         """About how long all of it takes; None when the size is not the default one."""
         workload = self.workload
         declared = {o.name: o.default for o in options_of(self.name)}
-        changed = any(declared[k] != v for k, v in self.options.items() if k in declared)
+        changed = any(
+            declared[k] != v
+            for k, v in self.options.items()
+            if k in declared and k not in self.chosen
+        )
         if changed or self.ranks != workload.ranks or self.device != "cpu":
             return None
         of_all = sum(v.default and not v.needs_gpu for v in workload.variants) or 1
@@ -178,7 +185,8 @@ def prepare(
     _require_torch(workload)
     # What a workload needs depends on which of its variants run.
     parsed.variants = tuple(variant.name for variant in requested)
-    ranks, device, notes, absent = _settle(workload, ranks, parsed)
+    ranks, device, notes, needs = _settle(workload, ranks, parsed)
+    absent = dict(needs.absent)
     if device == "cpu":
         absent |= {v.name: "needs a GPU, none is used here" for v in requested if v.needs_gpu}
     present, left_out = _present(workload, requested, absent)
@@ -189,13 +197,14 @@ def prepare(
         words=(*words, "--device", device),  # the last one counts
         options={
             key: value if isinstance(value, str | int | float) or value is None else str(value)
-            for key, value in sorted(vars(parsed).items())
+            for key, value in sorted((vars(parsed) | {**needs.chosen}).items())
             if key not in ("output", "device", "variant", "variants", "ranks", "channel")
         },
         variants=present,
         repeats=repeats or workload.repeats,
         notes=(*notes, *left_out),
         stacks=stacks,
+        chosen=frozenset(needs.chosen),
     )
 
 
@@ -276,8 +285,8 @@ def _present(
 
 def _settle(
     workload: Workload, ranks: int | None, options: argparse.Namespace
-) -> tuple[int, str, list[str], dict[str, str]]:
-    """Choose ranks and device, with notes and absent variants; raise when the machine lacks it."""
+) -> tuple[int, str, list[str], Needs]:
+    """Choose ranks and device, with notes and what they need; raise when the machine lacks it."""
     import torch
 
     from chopper.workloads.ranks import choose_device, dtype_problem
@@ -311,7 +320,7 @@ def _settle(
     except ValueError as exc:
         raise WorkloadUnavailable(f"{workload.name}: {exc}") from exc
     _require_memory(needs, ranks, device)
-    return ranks, device, [*notes, *needs.notes], dict(needs.absent)
+    return ranks, device, [*notes, *needs.notes], needs
 
 
 def _require_memory(needs: Needs, ranks: int, device: str) -> None:

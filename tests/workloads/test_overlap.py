@@ -73,10 +73,33 @@ def test_on_gpus_each_number_of_ranks_has_its_variants(monkeypatch, ranks, reach
         return reach
 
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_reach)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: H100)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     args = overlap.WORKLOAD.parse([])
-    absent = overlap.needs(args, ranks, "cuda").absent
+    needs = overlap.needs(args, ranks, "cuda")
+    absent = needs.absent
+    m, k, n = (needs.chosen[name] for name in "mkn")
+    assert f"--m {m} --k {k} --n {n}: product and transfer take equally long" in needs.notes[0]
+    # What the user chose stays; the rest balances beside it, of which nothing is said.
+    args = overlap.WORKLOAD.parse(["--m", "65536"])
+    needs = overlap.needs(args, ranks, "cuda")
+    assert (needs.chosen, needs.notes) == ({"k": k, "n": n}, ())
     assert [v.name for v in find("overlap").variants if v.name not in absent] == left
-    assert asked == ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
+    assert asked == 2 * ([] if ranks == 1 else [(0, 1), (0, 2), (0, 3)] if reach else [(0, 1)])
+
+
+H100 = types.SimpleNamespace(
+    name="NVIDIA H100 80GB HBM3", multi_processor_count=132, total_memory=80 * 10**9
+)
+
+
+def test_on_cpus_the_sizes_are_the_declared_ones_and_the_users_count():
+    launch = prepare("overlap", options=["--device", "cpu", "--n", "512"])
+    assert [launch.options[name] for name in "mkn"] == [1024, 2048, 512]
+    assert launch.expected_s is None
+    launch = prepare("overlap", options=["--device", "cpu"])
+    assert launch.expected_s == 150
+    assert any(note.startswith("--m 1024 --k 2048 --n 1024: balanced") for note in launch.notes)
 
 
 def test_one_wrong_result_of_several_ends_the_workload():
