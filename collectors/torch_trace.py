@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple
@@ -136,22 +136,39 @@ class TorchTrace:
         enabled = getattr(profiler, "_is_profiler_enabled", False) or _profiler_enabled()
         return self._foreign_runs or enabled
 
-    def prepare(self) -> None:
+    @staticmethod
+    def uncountable() -> str | None:
+        """Return why torch's profiler counts no hardware events here; None where it may."""
+        import torch
+        from torch.profiler import ProfilerActivity
+
+        if torch.version.hip is not None:
+            return (
+                "torch's profiler has none on AMD; run the command once more under rocprofv3 --pmc "
+                "NAME --output-format csv, and import its tables with the trace"
+            )
+        torch_profiler: Any = torch.profiler
+        if ProfilerActivity.CUDA not in torch_profiler.supported_activities():
+            return "torch's profiler sees no NVIDIA device here"
+        return None
+
+    def prepare(self, metrics: Sequence[str] = ()) -> None:
         """Set the device's tracing up, which takes a while, one step ahead of ``begin``."""
         if self._profiler is None:
-            self._profiler = self._make()
+            self._profiler = self._make(metrics)
             with self._own_calls(), _compiler_left_alone():
                 self._profiler.prepare_trace()
 
-    def begin(self) -> None:
-        """Trace from here on."""
-        self.prepare()
+    def begin(self, metrics: Sequence[str] = ()) -> None:
+        """Trace from here on, or count what ``metrics`` name while each kernel runs."""
+        self.prepare(metrics)
         with self._own_calls():
             self._profiler.start_trace()
             # Tells who imports traces of several ranks without their run that they share a clock.
             self._profiler.add_metadata_json("host_name", json.dumps(socket.gethostname()))
         self._owner = None if self._any_can_end else threading.current_thread()
-        self.marks = []
+        if not metrics:
+            self.marks = []
         self._offset_ns, self.clock_was_set = clock.set_by_ns(), False
         self.active = True
 
@@ -283,6 +300,27 @@ class TorchTrace:
             raise CaptureError(f"{target}: the trace cannot be written ({reason})") from exc
         return target
 
+    def counted(self) -> list[tuple[int, str, dict[str, float]]]:
+        """Return device, name and counters of each kernel since ``begin``, which are then dropped.
+
+        CUPTI runs the kernels one after the other; torch's events say in which order, at times that
+        it made up.
+        """
+        assert self._directory is not None
+        temporary = self._directory / ".counters.json.tmp"
+        try:
+            with _as_utf8(temporary) as path:
+                self._held.export_chrome_trace(path)
+            events = json.loads(temporary.read_bytes())["traceEvents"]
+        except (OSError, RuntimeError, ValueError) as exc:
+            raise CaptureError(f"the counters cannot be read ({exc})") from exc
+        finally:
+            self.drop()
+            temporary.unlink(missing_ok=True)
+        ranges = [event for event in events if event.get("cat") == "cuda_profiler_range"]
+        ranges.sort(key=lambda event: event["ts"])
+        return [(event["pid"], event["name"], event["args"]) for event in ranges]
+
     def compress(self) -> str:
         """Replace the trace by its gzip, if the disk lets it; return the name that stands now."""
         assert self._directory is not None
@@ -399,11 +437,20 @@ class TorchTrace:
             self._discard()
             return True
 
-    def _make(self) -> Any:
+    def _make(self, metrics: Sequence[str]) -> Any:
         import torch.profiler
+        from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import ProfilerActivity
 
         torch_profiler: Any = torch.profiler
+        if metrics:
+            # Alone: CUPTI counts and traces at different times only.
+            return torch_profiler.profile(
+                activities=[ProfilerActivity.CUDA],
+                experimental_config=_ExperimentalConfig(
+                    profiler_metrics=[*metrics], profiler_measure_per_kernel=True
+                ),
+            )
         config, self._any_can_end = _experimental_config(
             trace_only=not self.has_stacks, all_threads=self._all_threads
         )

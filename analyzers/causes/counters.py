@@ -69,6 +69,7 @@ def join_counters(
     events: pa.Table,
     counters: pa.Table,
     *,
+    event_step: np.ndarray | None = None,
     unit_count: int | None = None,
     die_count: int | None = None,
 ) -> EventCounters:
@@ -76,30 +77,39 @@ def join_counters(
 
     Each file of counters is matched for itself (a tool that cannot measure all counters at once
     runs the program several times). Kernels of one name, as written or by its base name, are
-    joined in order where both sides have as many of them.
+    joined in order where both sides have as many of them. Counters of one step are matched with
+    each step of the trace.
 
     Args:
         events: table `device_event`.
         counters: table `kernel_counter`, not empty.
+        event_step: step of each event, -1 for none; needed for counters of single steps.
         unit_count: compute units of the device, for counters in cycles of AMD's.
         die_count: dies (XCD) whose cycles GRBM_GUI_ACTIVE adds up.
     """
-    row, findings = _match(events, counters)
+    counters, row, findings = _match(events, counters, event_step)
     values = _Values(counters, row, events.num_rows)
     busy = _tensor_busy(values, unit_count, die_count)
     return EventCounters(_performed(values), busy, row_set(row, events.num_rows), findings)
 
 
-def _match(events: pa.Table, counters: pa.Table) -> tuple[np.ndarray, list[Finding]]:
-    """Row of the device event that each counter row is of, -1 where none; and what to say."""
-    row = np.full(counters.num_rows, -1, dtype=np.int64)
+def _match(
+    events: pa.Table, counters: pa.Table, event_step: np.ndarray | None
+) -> tuple[pa.Table, np.ndarray, list[Finding]]:
+    """Match counters with device events.
+
+    Returns:
+        Rows of the counters, those of single steps once for each step of the trace; the row of the
+        event that each is of, -1 where none; what to say.
+    """
     name_codes, names = strings(events, "name")
     kernels = np.flatnonzero(matching(*strings(events, "kind"), lambda kind: kind == "kernel"))
     source, sources = strings(counters, "source")
     kernel, kernel_names = strings(counters, "kernel")
     device, devices = strings(counters, "device")
-    dispatch = ints(counters, "dispatch_id")
+    dispatch, step = ints(counters, "dispatch_id"), ints(counters, "step")
     findings: list[Finding] = []
+    taken, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for file in np.unique(source):
         mine = np.flatnonzero(source == file)
         several = np.unique(device[mine])
@@ -116,10 +126,20 @@ def _match(events: pa.Table, counters: pa.Table) -> tuple[np.ndarray, list[Findi
             continue
         ids, first = np.unique(dispatch[mine], return_index=True)
         theirs = kernel[mine][first]
-        pair = _pair(names, name_codes[kernels], kernel_names, theirs)
-        row[mine] = np.append(kernels, -1)[pair][np.searchsorted(ids, dispatch[mine])]
-        findings += _say(sources[file], pair, theirs, kernel_names, len(kernels))
-    return row, findings
+        groups = [kernels]
+        if step[mine[0]] >= 0:
+            step_of = kernels * 0 - 1 if event_step is None else event_step[kernels]
+            groups = [kernels[step_of == one] for one in np.unique(step_of[step_of >= 0])]
+        pairs = [_pair(names, name_codes[group], kernel_names, theirs) for group in groups]
+        for group, pair in zip(groups, pairs, strict=True):
+            taken.append(mine)
+            rows.append(np.append(group, -1)[pair][np.searchsorted(ids, dispatch[mine])])
+        # Of several steps, the one that matches best speaks for all.
+        best = max(range(len(pairs)), key=lambda i: int((pairs[i] >= 0).sum()), default=None)
+        if best is not None:
+            whole = len(groups[best])
+            findings += _say(sources[file], pairs[best], theirs, kernel_names, whole)
+    return counters.take(np.concatenate(taken)), np.concatenate(rows), findings
 
 
 def _pair(

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.causes.clock import (
@@ -170,7 +169,7 @@ def measure(joined: JoinedRank, links: Links, states: States, work: EventWork) -
     contention_ln[rows] = contention.factor_ln
     wave_ln, no_waves = _waves(links, work, ceiling, rows)
     instructions_ln, tensor_ln, counter_findings, no_counters = _counters(
-        links, work, ceiling, wave_ln, joined.inputs.kernel_counter
+        links, work, ceiling, wave_ln, joined
     )
     reasons = {
         "clock": _no_clock(clocks, reference, np.concatenate([rows, loose.rows]), ceiling)
@@ -407,7 +406,7 @@ def _counters(
     work: EventWork,
     ceiling: Ceiling | None,
     wave_ln: np.ndarray,
-    counters: pa.Table | None,
+    joined_rank: JoinedRank,
 ) -> tuple[np.ndarray, np.ndarray, list[Finding], str | None]:
     """Logarithms of the instruction and tensor-core factors of each event; findings; why not known.
 
@@ -416,11 +415,13 @@ def _counters(
     last wave explain is not counted again.
     """
     zero = np.broadcast_to(0.0, len(links.events))
+    counters = joined_rank.inputs.kernel_counter
     if counters is None or not counters.num_rows:
         return zero, zero, [], "no hardware counters were recorded"
     joined = join_counters(
         links.events.table,
         counters,
+        event_step=joined_rank.event_step,
         unit_count=None if ceiling is None else ceiling.units_count,
         die_count=None if ceiling is None else ceiling.dies_count,
     )

@@ -35,7 +35,7 @@ _SUFFIXES = (".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", 
 _RARE = frozenset(
     re.findall(
         r"\w+",
-        "workers ray collect no_trace no_shapes from_import trace_limit gather prometheus "
+        "workers ray collect counters no_trace no_shapes from_import trace_limit gather prometheus "
         "time_zone fail_on_point allow_different all_steps timeout_s memory_bytes "
         "threads points prices flows_count queue_pairs_count node_latency_s network_latency_s "
         "uplinks_count "

@@ -60,6 +60,12 @@ if TYPE_CHECKING:
     "--memory", is_flag=True, help="Trace allocations too, and keep the allocator's history."
 )
 @click.option(
+    "--counters",
+    is_flag=True,
+    help="Also count tensor operations and memory traffic of each kernel (NVIDIA, one rank), in "
+    "three steps of their own after a traced window.",
+)
+@click.option(
     "--no-shapes",
     is_flag=True,
     help="Trace without operator shapes: cheaper, but FLOP and bytes are then unknown.",
@@ -104,6 +110,7 @@ def command(
     steps: str | None,
     no_trace: bool,
     memory: bool,
+    counters: bool,
     no_shapes: bool,
     stacks: bool,
     from_import: bool,
@@ -143,14 +150,13 @@ def command(
         raise click.UsageError("no command; use: chopper record -- python train.py")
     # What is wrong with the options is said here and now, not by each rank.
     options: dict[str, Any] = {"collect": collect, "steps": steps, "trace_limit": trace_limit}
-    options |= {"trace": not no_trace, "shapes": not no_shapes, "memory": memory}
-    options |= {"stacks": stacks, "from_import": from_import, "gather": gather}
+    options |= {"trace": not no_trace, "shapes": not no_shapes, "memory": memory, "gather": gather}
+    options |= {"stacks": stacks, "from_import": from_import, "counters": counters}
     make_options(output=None, **options)
     address = parse_address(prometheus) if prometheus is not None else None
-    _check_combination(memory=memory, no_trace=no_trace, live=live)
+    _check_combination(memory=memory, counters=counters, no_trace=no_trace, live=live)
     target, target_name = _places(output, force=force)
-    # Before anything is replaced.
-    command_line = runnable(command_line)
+    command_line = runnable(command_line)  # before anything is replaced
     code: int | None = None
     try:
         job = recorders_job(command_line)
@@ -208,11 +214,12 @@ def _end(run: Path, output: Path | str | None, following: str | None, *, force: 
         say(f"copied to {output}")
 
 
-def _check_combination(*, memory: bool, no_trace: bool, live: bool) -> None:
+def _check_combination(*, memory: bool, counters: bool, no_trace: bool, live: bool) -> None:
     """Refuse options that exclude each other or that this terminal cannot serve."""
-    if memory and no_trace:
+    if (memory or counters) and no_trace:
+        option = "--memory" if memory else "--counters"
         raise UsageError(
-            "--memory belongs to the trace, which --no-trace disables; use one of them"
+            f"{option} belongs to the trace, which --no-trace disables; use one of them"
         )
     if live and not sys.stderr.isatty():
         raise UsageError("--live needs a terminal on stderr; --prometheus works without one")

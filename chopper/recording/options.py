@@ -95,6 +95,8 @@ class Options:
     shapes: bool = True
     stacks: bool = False
     memory: bool = False
+    counters: bool = False
+    """Measure hardware counters in steps after a traced window."""
     trace: bool = True
     trace_limit: float = 1.0
     """Limit of a trace, as a multiple of the default."""
@@ -153,7 +155,7 @@ def for_children(options: Options) -> dict[str, Any]:
     """Options for the processes that this one starts, as :func:`make_options` takes them."""
     (first, *_) = options.windows
     default = options.windows == parse_windows(None)
-    inherited = ("collect", "shapes", "stacks", "memory", "trace", "trace_limit")
+    inherited = ("collect", "shapes", "stacks", "memory", "counters", "trace", "trace_limit")
     return {
         "steps": None if default else f"{first.start}:{first.stop}",
         **{name: getattr(options, name) for name in inherited},

@@ -30,6 +30,7 @@ def profile(
     shapes: bool = True,
     stacks: bool = False,
     memory: bool = False,
+    counters: bool = False,
     trace: bool = True,
     trace_limit: float = 1.0,
     name: str | None = None,
@@ -62,6 +63,8 @@ def profile(
         stacks: record Python's call stacks in the trace; slow.
         memory: record each allocation in the trace, and the allocator's own history where it
             keeps one (NVIDIA, AMD).
+        counters: measure hardware counters of each kernel (NVIDIA) in three steps of their own
+            after a traced window, which run slower.
         trace: False for telemetry and steps only.
         trace_limit: size limit of a trace, as a multiple of the default: about 300,000 events,
             1 GB of memory and 60 s. Tracing ends before a step that would exceed it.
@@ -86,6 +89,7 @@ def profile(
             shapes=shapes,
             stacks=stacks,
             memory=memory,
+            counters=counters,
             trace=trace,
             trace_limit=trace_limit,
             name=name,

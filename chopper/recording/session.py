@@ -207,6 +207,7 @@ class Session:
             alone=self.info.world_size == 1,
             on_overrun=lambda: self._safely(steps.windows.stop_within_step),
             trained_ids=steps.optimizers.trained_ids,
+            counters=self.options.counters and bool(windows),
         )
 
     # -- steps --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chopper.hardware import environment
 from chopper.recording import signals
+from chopper.recording.counters import CounterSteps
 from chopper.recording.finish import exception_text
 from chopper.recording.options import DEFAULT_LIMIT_TEXT, DEFAULT_WINDOWS, Window
 from chopper.recording.stack_samples import StackSampler
@@ -239,6 +240,7 @@ class TraceWindows:
         alone: bool,
         on_overrun: Callable[[], None],
         trained_ids: Collection[int],
+        counters: bool = False,
     ) -> None:
         from chopper.recording.annotate import Annotator
 
@@ -250,6 +252,7 @@ class TraceWindows:
         self._phases = phases
         self._on_overrun = on_overrun
         self._annotator = Annotator(self.check, self._layers_lost, phases.current, trained_ids)
+        self._counters = CounterSteps(trace, part, wanted=counters, alone=alone)
         self._budget = TraceBudget(limit, lambda: self._annotator.calls)
         self._long_steps = LongSteps()
         self._may_follow = alone and windows is DEFAULT_WINDOWS
@@ -315,7 +318,15 @@ class TraceWindows:
             self._fit_windows(window)
             # Not even the next window could begin at this point: see TorchTrace.left_open.
             return True
-        if not self._upcoming or number < self._not_before:
+        if self._counters.step is not None:
+            self._counters.end()
+            return True
+        if number < self._not_before:
+            return False
+        if self._is_free(number) and self._counters.ready():
+            self.profiled = self._counters.begin(number)
+            return True
+        if not self._upcoming:
             return False
         if number >= self._upcoming[0].begin - 1 and self._trace.foreign:
             if number >= self._upcoming[0].begin:
@@ -346,6 +357,11 @@ class TraceWindows:
             self._trace.prepare()
             return True
         return False
+
+    def _is_free(self, number: int) -> bool:
+        """Return whether a trace is kept, and none is to be prepared in this step or the next."""
+        following = self._upcoming[0].begin if self._upcoming else number + 3
+        return self._kept is not None and number + 2 < following and not self._trace.foreign
 
     def _shows_later_steps(self) -> bool:
         """Return whether the trace that is kept is whole, and shows what steps are like by now.
@@ -422,6 +438,7 @@ class TraceWindows:
         Returns:
             Whether the windows that had begun are counted anew, too.
         """
+        self._counters.abort()
         begun = self._begun
         self.profiled = begun > 0
         if self._capture is not None and (begun > 1 or not self._trace.mine):
@@ -443,6 +460,7 @@ class TraceWindows:
 
     def finish(self) -> None:
         """End what runs, and keep it unless the trace on disk is better."""
+        self._counters.abort()
         if self._capture is None:
             return
         if not self._trace.mine:
@@ -465,6 +483,7 @@ class TraceWindows:
             findings[:] = [f for f in findings if f.code != "run.window_follows"]
         try:
             self.finish()
+            self._counters.close(self._log.number)
         finally:
             self._end_watching()
         if self._part.manifest.traces:
@@ -477,6 +496,7 @@ class TraceWindows:
 
         It is lost where that begins in another thread, this one, which cannot end it.
         """
+        self._counters.abort()
         if self._capture is None:
             return
         number = self._log.number
@@ -489,6 +509,8 @@ class TraceWindows:
 
     def before_fork(self) -> None:
         """A process is about to be forked from this thread: no trace survives in it."""
+        if not signals.forks_loader_worker():
+            self._counters.abort()
         if self._capture is None or not self._trace.mine or signals.forks_loader_worker():
             return
         self.finish()
@@ -566,6 +588,7 @@ class TraceWindows:
 
     def give_up(self) -> None:
         """Let go of everything, whatever state it is in."""
+        self._counters.abort()
         self._end_watching()
         self._end_span()
         self._trace.end()
@@ -573,7 +596,8 @@ class TraceWindows:
 
     def forked(self) -> None:
         """In a forked child, which does not record."""
-        tracing, self._capture = self._capture is not None, None
+        tracing = self._capture is not None or self._counters.step is not None
+        self._capture = self._counters.step = None
         self._end_watching()
         if tracing and self._trace.mine:
             # A worker of a data loader: nothing it does belongs to the trace, which cannot be ended

@@ -182,8 +182,8 @@ def _layout(heading: list[str]) -> _Layout | None:
 
 
 def table_of(rows: Sequence[tuple[object, ...]]) -> pa.Table:
-    """KERNEL_COUNTER from rows in the order of its columns."""
-    table = table_of_rows("kernel_counter", rows)
+    """KERNEL_COUNTER of a whole run, from rows in the order of its columns."""
+    table = table_of_rows("kernel_counter", [(*row, None) for row in rows])
     return TABLES["kernel_counter"].validate(_ordered(table))
 
 

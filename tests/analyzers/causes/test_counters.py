@@ -30,7 +30,7 @@ def events(*names, kind="kernel"):
     return pa.Table.from_pylist(rows, schema=TABLES["device_event"].arrow)
 
 
-def counters(*kernels, counter=MOPS, source="a.csv", device="4"):
+def counters(*kernels, counter=MOPS, source="a.csv", device="4", step=None):
     """One row per (name, value)."""
     rows = [
         {
@@ -42,6 +42,7 @@ def counters(*kernels, counter=MOPS, source="a.csv", device="4"):
             "counter": counter,
             "value": value,
             "unit": None,
+            "step": step,
         }
         for i, (name, value) in enumerate(kernels)
     ]
@@ -214,3 +215,33 @@ def test_a_name_is_joined_whole_or_not_at_all(trace, tool):
         theirs = [512.0 * v for n, v in values if n == name]
         got = known(found.performed_flop[ours])
         assert got == (theirs if len(ours) == len(theirs) else [None] * len(ours))
+
+
+def test_counters_of_one_step_are_those_of_each_traced_step():
+    """Steps 0 and 1 have the measured kernels, step 2 one more add; outside is nothing."""
+    trace = events(
+        "gemm", "add", "gemm", "gemm", "add", "gemm", "gemm", "add", "add", "gemm", "add"
+    )
+    step = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, -1])
+    measured = both(
+        counters(("gemm", 1), ("add", 2), ("gemm", 3), source="step 8", step=8),
+        counters(("gemm", 50), ("add", 60), ("gemm", 70), counter=BUSY, source="step 9", step=9),
+    )
+    found = join_counters(trace, measured, event_step=step)
+    in_each = [512, 1024, 1536]
+    in_last = [512, None, None, 1536]
+    assert known(found.performed_flop) == [*in_each, *in_each, *in_last, None]
+    busy = [0.5, 0.6, 0.7]
+    assert known(found.tensor_busy_ratio) == [*busy, *busy, 0.5, None, None, 0.7, None]
+    # What is said is of a step that matches.
+    assert found.findings == []
+
+
+def test_counters_of_a_step_need_steps():
+    measured = counters(("gemm", 1), step=8)
+    found = join_counters(events("gemm"), measured)
+    assert not found.matched.any()
+    found = join_counters(events("gemm"), measured, event_step=np.array([-1]))
+    assert not found.matched.any()
+    found = join_counters(events("add"), measured, event_step=np.array([0]))
+    assert [f.code for f in found.findings] == ["counters.not_matched"]

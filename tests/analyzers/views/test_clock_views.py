@@ -174,6 +174,26 @@ def test_steps_that_nobody_sampled_have_no_loss(tmp_path: Path) -> None:
     assert rows[3]["observed_ns"] > 0
 
 
+def test_counters_of_one_step_explain_each_traced_step(tmp_path: Path) -> None:
+    """Tensor cores were busy for half of each product; 160 blocks on 108 SMs explain a part."""
+    run, _ = throttled(tmp_path)
+    row = {
+        "source": "step 8",
+        "device": "0",
+        "step": 8,
+        "kernel": "ampere_bf16_s16816gemm",
+        "counter": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "value": 50.0,
+    }
+    rows = [row | {"dispatch_id": i, "occurrence_id": i} for i in range(PRODUCTS)]
+    put_table(run, 0, "kernel_counter", table("kernel_counter", rows))
+    attribution = pipeline.attribute(run)
+    found = attribution.factors[0].tensor_ln
+    assert found == pytest.approx(np.full(STEPS * PRODUCTS, np.log(2) - np.log(2 / (160 / 108))))
+    times = {row.id: row.time_ns for row in attribution.causes()}
+    assert times["compute.efficiency.tensor_core"] > 0
+
+
 @pytest.mark.parametrize(
     ("chip_c", "memory_c", "cause"),
     [(84, 92, "internal_limit"), (85, 92, "thermal"), (84, None, "thermal")],
