@@ -503,7 +503,7 @@ def whatif(
         faster: ``gemm=2x``: kernels of a family, or those that a regular expression matches.
         without: operators to remove.
         graphs: launch each step as one CUDA graph.
-        overlap: nothing but communication waits for communication.
+        overlap: nothing but communication, and the end of a step, waits for communication.
 
     Raises:
         UsageError: an invalid or contradictory change, or one that this run has no data for.

@@ -51,12 +51,15 @@ if TYPE_CHECKING:
     SYNCHRONIZE,
     COLLECTIVE_WAIT,
     FOLLOW,
-) = range(10)
+    TURN,
+) = range(11)
 """Kinds of edges: from one moment of a program to the next; from a launch to its event's start;
 from there to its end; to the next event of the stream; to an event of another stream; from the
 start of a collective to the last arrival at it, and from there to its ends; from an event's end to
-the host that synchronized, or waited for a collective; and beside the program, to what runs on
-threads of its own."""
+the host that synchronized, or waited for a collective; beside the program, to what runs on
+threads of its own; and from a transfer to the next over the same link."""
+NEVER = -(1 << 62)
+"""Weight of an edge that decides nothing, until a scenario gives it another."""
 _OWN_LAG_NS = 50_000
 """A longer lag is no variation of a latency: something else was waited for."""
 _GAP_NS = 5_000
@@ -327,11 +330,35 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
         intervals += len(node.program)
         nodes.append(node)
     edges = [edge for node in nodes for edge in node.edges()]
+    edges += _turns(nodes, edges, moments)
     ready = _couple(nodes, edges, moments)
     times = [*(node.time_ns - node.offset_ns for node in nodes), ready]
     ranks_of = np.append(np.arange(len(nodes), dtype=np.int32), np.int32(-1))
     owner = np.repeat(ranks_of, [len(t) for t in times])
     return _ordered(np.concatenate(times), owner, edges, nodes)
+
+
+def _turns(nodes: list[RankNodes], edges: list[Edges], count: int) -> list[Edges]:
+    """Edges between transfers of a group that were seen one after the other: they share a link."""
+    entered = np.zeros(count, dtype=bool)
+    for _, _, target, *_ in edges:
+        entered[target] = True
+    turns: list[Edges] = []
+    for node in nodes:
+        sent, events = node.joined.communication, node.links.events
+        groups = {group: i for i, group in enumerate(dict.fromkeys(k.group for k in sent.kinds))}
+        group = np.array([*(groups[k.group] for k in sent.kinds), -1])[sent.kind]
+        for one in groups.values():
+            rows = sent.event_row[group == one]
+            rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
+            before, after = rows[:-1], rows[1:]
+            ended_ns = np.maximum.accumulate(events.end_ns[rows])[:-1]
+            ok = (ended_ns < events.start_ns[after]) & entered[node.start[after]]
+            # What ended last before it, not what began last.
+            ok &= events.end_ns[before] == ended_ns
+            never = np.full(int(ok.sum()), NEVER)
+            turns.append((TURN, node.end[before[ok]], node.start[after[ok]], never, after[ok]))
+    return turns
 
 
 def _issuing_moments(program: Program, links: Links, sent: np.ndarray) -> np.ndarray | None:

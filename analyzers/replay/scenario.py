@@ -137,7 +137,7 @@ class Scenario:
         synchronization: the host does not wait for the device.
         calm: rank's index → mask of the moments of its program at which it does not wait.
         uncoupled: ranks do not wait for each other.
-        overlap: nothing but communication waits for communication.
+        overlap: nothing but communication, and the end of a step, waits for communication.
         new_clock: the device's clock is not the one that was sampled.
         part_scale: rank's index → how many times as long each host part takes.
         freed: rank's index → nanoseconds waited for a core that are gone, and that stay; each of
@@ -214,16 +214,34 @@ class Scenario:
         if self.uncoupled:
             weight[base.edges(g.TRANSFER)] = ABSENT
         if self.overlap:
-            starts, ends = base.communication
-            for kind in (g.EVENT, g.SYNCHRONIZE, g.COLLECTIVE_WAIT):
-                edges = base.edges(kind)
-                apart = ends[graph.source[edges]] & ~starts[base.target[edges]]
-                weight[edges[apart]] = ABSENT
+            weight[self._early_waits()] = ABSENT
+            weight[base.edges(g.TURN)] = 0
         if self.synchronization:
             weight[base.edges(g.SYNCHRONIZE)] = ABSENT
         self._keep_before(weight, lag)
         time, decided = solve(graph, weight, lag)
         return Outcome(self, time, decided, weight, lag)
+
+    def _early_waits(self) -> np.ndarray:
+        """Edges by which something waits for communication that is not its step's last.
+
+        A step cannot end before all of its communication has: else each would leave more of it to
+        the next, and a link that is slower than the program would cost nothing.
+        """
+        base, graph = self.base, self.base.graph
+        starts, ends = base.communication
+        kinds = (g.EVENT, g.SYNCHRONIZE, g.COLLECTIVE_WAIT)
+        edges = np.concatenate([base.edges(kind) for kind in kinds])
+        edges = edges[ends[graph.source[edges]] & ~starts[base.target[edges]]]
+        sent_ns, rank = graph.time_ns[graph.source[edges]], graph.rank[base.target[edges]]
+        early = np.ones(len(edges), dtype=bool)
+        for rank_index, node in enumerate(self.ranks):
+            own = np.flatnonzero(rank == rank_index)
+            window = np.searchsorted(node.joined.windows.bounds_ns, sent_ns[own])
+            last_ns = np.full(window.max(initial=-1) + 1, -1)
+            np.maximum.at(last_ns, window, sent_ns[own])
+            early[own] = sent_ns[own] < last_ns[window]
+        return edges[early]
 
     def _keep_before(self, weight: np.ndarray, lag: np.ndarray) -> None:
         """Keep what lies before the first window as it was, and so the beginning of that."""

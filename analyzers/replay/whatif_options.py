@@ -97,7 +97,7 @@ class Changes:
         faster: (family or regular expression of kernels, how many times faster).
         without: operators that are not called.
         graphs: each step is launched as one graph.
-        overlap: nothing but communication waits for communication.
+        overlap: nothing but communication, and the end of a step, waits for communication.
     """
 
     fix: tuple[str, ...] = ()

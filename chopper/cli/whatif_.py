@@ -43,7 +43,9 @@ def _fixes() -> list[str]:
 @click.option("--without", multiple=True, metavar="OP", help="Remove an operator.")
 @click.option("--graphs", is_flag=True, help="Launch each step as one CUDA graph.")
 @click.option(
-    "--overlap", is_flag=True, help="Perfect overlap: only communication waits for communication."
+    "--overlap",
+    is_flag=True,
+    help="Perfect overlap: a step waits for communication at its end only.",
 )
 @shared.as_json
 @shared.report_output("Additional file to write")

@@ -125,6 +125,20 @@ def test_a_collective_that_ends_while_the_program_computes_is_no_wait() -> None:
     assert waited_for(Replay(attribution).base) == []
 
 
+def test_perfect_overlap_hides_no_more_than_the_link_carries() -> None:
+    # Two transfers of 40 ms on threads of their own, waited for one after the other: issued 1 ms
+    # apart they still take turns, and the step's last 8 ms wait for the second.
+    first, second = collective(11, 51), collective(62, 102) | {"tid": 10}
+    of_rank = given(op(0, 10), issue(10), first, op(51, 61), issue(61), second, op(102, 110))
+    attribution = two_ranks(of_rank, of_rank)
+    replay = Replay(attribution)
+    scenario = replay.scenario()
+    assert scenario.solve().windows(0)[-1] == replay.unmodified.windows(0)[-1]
+    scenario.overlap = True
+    begin, *_, end = scenario.solve().windows(0).tolist()
+    assert 99 * MS <= end - begin <= 101 * MS
+
+
 def test_loading_in_the_training_process_takes_its_waits_for_a_core_along() -> None:
     # 80 ms of loading and 20 of computing share 60 ms of waiting for a core: 48 go with loading,
     # and 12 of the 20 ms that are left stay waiting, as they were.
