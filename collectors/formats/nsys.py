@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.arrow import to_arrow as from_list
-from chopper.collectors.formats.parsed import NO_VALUE, to_arrow
+from chopper.collectors.formats.parsed import NO_VALUE, numbers
 from chopper.collectors.formats.recording import (
     Recording,
     Text,
@@ -270,19 +270,18 @@ def _gpu_metrics(db: Database, recording: Recording, base_ns: int) -> None:
     for kind in np.unique(rows["typeId"]).tolist():
         mine = (rows["typeId"] == kind) & (time_ns != NO_VALUE)
         times_ns, at = np.unique(time_ns[mine], return_inverse=True)
-        series: dict[str, np.ndarray] = {}
+        read = {metrics[key]: np.full(len(times_ns), np.nan) for key in metrics if key[0] == kind}
         for metric in np.unique(rows["metricId"][mine]).tolist():
+            of = rows["metricId"][mine] == metric
             if (kind, metric) in metrics:
-                of = rows["metricId"][mine] == metric
-                values = np.full(len(times_ns), np.nan)
-                values[at[of]] = rows["value"][mine][of]
-                series[metrics[kind, metric]] = values
-        clock = series.pop("clock", None)
-        if clock is not None:
-            clock_hz = clock * np.where(clock < _HZ_FROM, 1e6, 1.0)
-            series["sm_clock_hz"] = np.where(clock > 0, clock_hz, np.nan)
-        if "read" in series and "write" in series:
-            series["dram_utilization_ratio"] = series.pop("read") + series.pop("write")
+                read[metrics[kind, metric]][at[of]] = rows["value"][mine][of]
+        unknown = np.full(len(times_ns), np.nan)
+        clock = read.pop("clock", unknown)
+        series = {"sm_clock_hz": clock * np.where(clock < _HZ_FROM, 1e6, 1.0)}
+        series["sm_clock_hz"][clock <= 0] = np.nan
+        read["dram_utilization_ratio"] = read.pop("read", unknown) + read.pop("write", unknown)
+        for column, percent in read.items():
+            series[column] = np.where((percent >= 0) & (percent <= 100), percent / 100, np.nan)
         device_id = kind & 0xFF  # the tool's number of the device
         for name, made in parts.items():
             made.append(_sampled(name, times_ns, device_id, uuids.get(device_id), series))
@@ -290,30 +289,24 @@ def _gpu_metrics(db: Database, recording: Recording, base_ns: int) -> None:
 
 
 def _sampled(
-    name: str, time_ns: np.ndarray, device_id: int, uuid: str | None, values: dict[str, np.ndarray]
+    name: str, time_ns: np.ndarray, device_id: int, uuid: str | None, series: dict[str, np.ndarray]
 ) -> pa.Table:
-    """Return a declared table of the columns that it has, where any of them has a value."""
+    """Return a declared table of the series that it has columns for, where any has a value."""
     declared = TABLES[name].arrow
-    percent = {c: v / 100 for c, v in values.items() if c.endswith("_ratio")}
-    own = {
-        c: np.where((v >= 0) & ((v <= 1) | c.endswith("_hz")), v, np.nan)
-        for c, v in (values | percent).items()
-        if c in declared.names
+    own = {f.name: series[f.name] for f in declared if f.name in series}
+    rows = ~np.isnan([*own.values()]).all(axis=0)
+    columns = own | {
+        "time_ns": time_ns,
+        "span_ns": time_ns * 0,
+        "device_id": time_ns * 0 + device_id,
     }
-    rows = np.zeros(len(time_ns), dtype=bool)
-    for values_read in own.values():
-        rows |= ~np.isnan(values_read)
-    size = int(rows.sum())
-    arrays: dict[str, pa.Array] = {f.name: pa.nulls(size, f.type) for f in declared}
-    for column, number in own.items():
-        missing = np.isnan(number[rows])
-        kept = np.where(missing, 0, number[rows])
-        whole = pa.types.is_integer(declared.field(column).type)
-        arrays[column] = to_arrow(np.rint(kept).astype(np.int64) if whole else kept, missing)
-    arrays["time_ns"] = to_arrow(time_ns[rows])
-    arrays["span_ns"] = to_arrow(np.zeros(size, dtype=np.int64))
-    arrays["device_id"] = to_arrow(np.full(size, device_id, dtype=np.int32))
-    arrays["device_uuid"] = from_list([uuid] * size, declared.field("device_uuid").type)
+    arrays: dict[str, pa.Array] = {f.name: pa.nulls(int(rows.sum()), f.type) for f in declared}
+    for column, values in columns.items():
+        kept, type_ = values[rows], declared.field(column).type
+        if pa.types.is_integer(type_) and kept.dtype == np.float64:
+            kept = np.where(np.isnan(kept), NO_VALUE, kept).astype(np.int64)
+        arrays[column] = numbers(kept, type_)
+    arrays["device_uuid"] = from_list([uuid] * int(rows.sum()), declared.field("device_uuid").type)
     return pa.table(arrays, schema=declared)
 
 

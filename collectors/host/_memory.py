@@ -22,10 +22,7 @@ _EVENTS = {
     "write": ("cas_count_write", "data_write"),
 }
 """Names of the events in ``events``, of which a controller has one or none."""
-_UMC_EVENTS = {
-    ("amd_umc", "read"): ("event=0x0a,rdwrmask=0x1",),
-    ("amd_umc", "write"): ("event=0x0a,rdwrmask=0x2",),
-}
+_UMC_EVENTS = {"read": "event=0x0a,rdwrmask=0x1", "write": "event=0x0a,rdwrmask=0x2"}
 """AMD's driver names no events; perf's own tables have these (umc_cas_cmd.rd and .wr)."""
 _LINE_BYTES = 64
 """Bytes of a column access (CAS), where the event has no scale of its own."""
@@ -58,14 +55,13 @@ class MemorySource(FileSource):
             for cpu in _cpus(folder):
                 ways = self._events.setdefault(f"{folder.name}[cpu {cpu}]", {})
                 for way in _EVENTS:
-                    event = _event(folder, way)
-                    if event is None:
-                        continue
-                    kind, number, count_bytes = event
                     try:
+                        kind, number, count_bytes = _event(folder, way)
                         ways[way] = open_event(kind, number, -1, cpu), count_bytes
                     except OSError as exc:
                         refused.append(f"{folder.name}: {why_uncounted(exc)}")
+                    except (KeyError, ValueError):
+                        refused.append(f"{folder.name}: has no event for {way} that is known here")
         self._events = {name: ways for name, ways in self._events.items() if ways}
         monitored = self.root / "sys/fs/resctrl/mon_data"
         for file in sorted(monitored.glob("mon_L3_*/mbm_total_bytes")):
@@ -112,19 +108,21 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _event(folder: Path, way: str) -> tuple[int, int, float] | None:
-    """Return type, number and bytes per count of a controller's event of a way, if it has one."""
-    events = [folder / "events" / name for name in _EVENTS[way]]
-    texts = [*filter(None, map(_text, events)), *_UMC_EVENTS.get((folder.name[:7], way), ())]
-    kind = _text(folder / "type")
-    if not texts or not kind.isdigit():
-        return None
-    scale, unit = (
-        next(filter(None, (_text(event.with_suffix(s)) for event in events)), "")
-        for s in (".scale", ".unit")
-    )
+def _event(folder: Path, way: str) -> tuple[int, int, float]:
+    """Return type, number and bytes per count of a controller's event of a way.
+
+    Raises:
+        ValueError, KeyError: it has none, or one in a form or unit that is not known.
+    """
+    names = [name for name in _EVENTS[way] if _text(folder / "events" / name)]
+    text, scale, unit = _UMC_EVENTS[way], "", ""
+    if names:
+        event = folder / "events" / names[0]
+        text, scale, unit = (_text(event.with_suffix(s)) for s in ("", ".scale", ".unit"))
+    elif not folder.name.startswith("amd"):
+        raise KeyError(way)
     count_bytes = float(scale) * _UNITS[unit] if scale else _LINE_BYTES
-    return int(kind), _number(folder, texts[0]), count_bytes
+    return int(_text(folder / "type")), _number(folder, text), count_bytes
 
 
 def _number(folder: Path, text: str) -> int:

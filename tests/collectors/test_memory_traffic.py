@@ -85,6 +85,8 @@ def test_a_controller_on_two_sockets_is_two(tmp_path: Path) -> None:
 
 def test_a_controller_that_does_not_count_is_named_beside_the_domains(tmp_path: Path) -> None:
     controller(tmp_path, "uncore_imc_0", "2147483647", cas_count_read="event=0x04,umask=0x03")
+    scaled = {"cas_count_read": "event=0x04", "cas_count_read__scale": "1"}
+    controller(tmp_path, "uncore_imc_1", SOFTWARE, **scaled, cas_count_read__unit="furlongs")
     first = put(tmp_path, "sys/fs/resctrl/mon_data/mon_L3_00/mbm_total_bytes", "640")
     put(tmp_path, "sys/fs/resctrl/mon_data/mon_L3_01/mbm_total_bytes", "Unavailable")
     source = MemorySource(str(tmp_path))
@@ -93,7 +95,11 @@ def test_a_controller_that_does_not_count_is_named_beside_the_domains(tmp_path: 
     first.write_text("6400\n")
     assert take(source) == [("L3_00", None, None, 6400)]
     source.close()
-    assert source.absent["memory_controller"].startswith("uncore_imc_0: ")
+    absent = source.absent["memory_controller"].split("; ")
+    assert absent[0].startswith("uncore_imc_0: this machine does not count it")
+    assert absent[-2:] == [
+        f"uncore_imc_1: has no event for {way} that is known here" for way in ("read", "write")
+    ]
 
 
 def test_where_nothing_counts_the_reason_says_what_would(tmp_path: Path) -> None:
