@@ -19,6 +19,7 @@ from chopper.engines.ray_cluster import PREFIX, LoaderError, answers, load_ray
 from chopper.errors import ChopperError, InputError, UsageError
 from chopper.experiments.declarations import Needs
 from chopper.workloads.disaggregated import Setup
+from chopper.workloads.object_store import object_store
 from chopper.workloads.planning import Draw, cost_of
 from chopper.workloads.sources import VOCABULARY, SourceSpec, write_sources
 
@@ -101,7 +102,7 @@ def workers_of(variant: str, args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def written_sources(args: argparse.Namespace) -> Iterator[tuple[SourceSpec, ...]]:
-    """Write the sources to disk; they are removed when the block ends.
+    """Write the sources to disk, and serve them; they are removed when the block ends.
 
     Raises:
         InputError: there is no space.
@@ -124,7 +125,8 @@ def written_sources(args: argparse.Namespace) -> Iterator[tuple[SourceSpec, ...]
             raise InputError(f"{folder}: no sources can be written there ({exc.strerror})") from exc
         # What writing took is no memory of a loader's.
         pa.default_memory_pool().release_unused()
-        yield specs
+        with object_store(folder, args.rate) as port:
+            yield tuple(replace(spec, storage=port) for spec in specs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -135,10 +137,20 @@ def draw_of(
     ranks: int,
     latency_ms: int | None = None,
 ) -> Draw:
-    """Return what the options say is drawn from ``sources``, and for whom."""
+    """Return what the options say is drawn from ``sources``, and for whom.
+
+    With ``latency_ms`` from the disk, each read after that time: no storage is asked.
+    """
     latency_s = (args.latency if latency_ms is None else latency_ms) / 1e3
     return Draw(
-        sources=tuple(replace(s, latency_s=s.latency_s * latency_s) for s in sources),
+        sources=tuple(
+            replace(
+                s,
+                latency_s=s.latency_s * latency_s,
+                storage=s.storage if latency_ms is None else None,
+            )
+            for s in sources
+        ),
         batch=args.batch,
         ranks=ranks // args.tensor,
         seed=args.seed,
@@ -166,7 +178,7 @@ def span_of(args: argparse.Namespace) -> Span:
     if not workers:
         return Span(args.prefetch, 6 * args.steps, args.steps)
     # Reading a batch at once, a round takes as long as its slowest read.
-    rounds = math.ceil(args.steps / workers) * (3 if args.variant == "concurrent" else 1)
+    rounds = math.ceil(args.steps / workers) * (2 if args.variant == "concurrent" else 1)
     # A comparison goes by steps, and a round's long one has to come more than once.
     return Span(workers, rounds * workers, 2 * math.ceil(args.steps / workers) * workers)
 

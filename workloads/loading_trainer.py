@@ -57,6 +57,7 @@ from chopper.workloads.sources import (
 from chopper.workloads.torch_loading import ConcurrentDocuments, Documents, torch_batches
 
 ACTORS = ("SourceLoader", "PlannerActor", "DataConstructor")
+GROWTH = "trainers' growth"
 _WARMUP_BATCHES = 3
 _PROBED_BATCHES = 20
 SECTION_STEPS = 32
@@ -282,7 +283,7 @@ def rates(
         busy = 1 - max(w.wait_s / w.elapsed_s for w in windows)
         most = trained / busy if busy > 0 else math.inf
     samples = max(0.0, min(most, sum(w.loaded for w in windows)))
-    others_s = windows[0].busy_cpu_s - own_cpu_s
+    machine_s = elapsed_s * (psutil.cpu_count() or 1)
     tokens, cells = sum(w.tokens for w in windows), sum(w.cells for w in windows)
     return {
         "samples_per_s": samples / elapsed_s,
@@ -292,7 +293,8 @@ def rates(
         "slowest_rank_ns": float(compute_s.max(0).mean()) * 1e9,
         "padding_ratio": 1 - tokens / cells,
         # Clock ticks of many processes: a little less than nothing is nothing.
-        "other_programs_ratio": max(0.0, others_s / elapsed_s / (psutil.cpu_count() or 1)),
+        "other_programs_ratio": max(0.0, (windows[0].busy_cpu_s - own_cpu_s) / machine_s),
+        "own_programs_ratio": own_cpu_s / machine_s,
     }
 
 
@@ -392,7 +394,7 @@ class Trainer:
             if child.pid not in self.others and (held := memory_bytes([child.pid])) > 0:
                 out[role_of(child)] += held
         # Forked workers share pages with their rank: what these count, it no longer does.
-        growth = "trainers' growth" if self.args.variant in WITH_ACTORS else "workers"
+        growth = GROWTH if self.args.variant in WITH_ACTORS else "workers"
         out[growth] += memory_bytes([os.getpid()]) - self.own_bytes
         return out
 
@@ -420,7 +422,9 @@ class Trainer:
             roles.update(of_rank)
         self.prof.measure("loader_memory_bytes", sum(roles.values()), **labels)
         for role, value in roles.items():
-            self.prof.measure("memory_bytes", value, of=role, **labels)
+            # Trainers may shrink: a difference.
+            name = "memory_growth_bytes" if role == GROWTH else "memory_bytes"
+            self.prof.measure(name, value, of=role, **labels)
         if labels["repetition"] == 0:
             first = float(np.mean([losses for _, _, losses in gathered]))
             self.prof.measure("first_loss", first)

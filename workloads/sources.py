@@ -1,8 +1,8 @@
 """Sources of a mixture: synthetic documents in Parquet shards, written for a run and read from it.
 
 A source that is open holds the row groups that it reads from, decoded: they are its state. A
-document's image is a request of its own. A request waits as long as the specification adds, which
-stands for the distance of a storage that is not there; what comes is real.
+document's image is a request of its own. Requests go to a storage at a distance (object_store.py),
+or wait as long as the specification says where there is none; what comes is real.
 
 Texts are random bytes and images are noise; what is drawn how often, how long documents are and how
 far the storage is differs by source, as in mixtures that are trained on.
@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from chopper.errors import ChopperError
+from chopper.workloads.object_store import fetch
 
 Ints = NDArray[np.int64]
 Tokens = NDArray[np.uint16]
@@ -81,6 +82,8 @@ class SourceSpec:
     modality: Modality = "text"
     latency_s: float = 0.0
     """Mean time that is added to each request of storage, as a distance would."""
+    storage: int | None = None
+    """Port of the storage that is asked; None: the disk, after that time."""
     seed: int = 0
 
     @property
@@ -170,16 +173,25 @@ class Source:
 
     def _read_group(self, number: int) -> list[pa.Array]:
         shard, group, _ = self.spec.groups[number]
-        self._travel(self.spec.size + number)
+        self._travel(self.spec.size + number, Path(self.spec.shards[shard]), 0, 0)
         with Path(self.spec.shards[shard]).open("rb") as file:
             # No threads and nothing read ahead: forked workers would inherit their locks.
             parquet = pq.ParquetFile(file, pre_buffer=False)
             table = parquet.read_row_group(group, self.spec.columns, use_threads=False)
         return [table[name].combine_chunks() for name in self.spec.columns]
 
-    def _travel(self, index: int) -> None:
-        if self.spec.latency_s:
-            time.sleep(self.spec.latency_of(index))
+    def _travel(self, index: int, path: Path, offset: int, size: int) -> bytes:
+        """Request a part of a file; it has come when this returns."""
+        delay_s = self.spec.latency_of(index)
+        if self.spec.storage is not None:
+            return fetch(self.spec.storage, path, offset, size, delay_s)
+        if delay_s:
+            time.sleep(delay_s)
+        if not size:
+            return b""
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(size)
 
     def _fetch(self, index: int) -> tuple[str, bytes | None]:
         """Return a document's text, and its image."""
@@ -189,11 +201,8 @@ class Source:
         if not media:
             return text, None
         name, offset, size, digest = media
-        self._travel(index)
         shard = Path(self.spec.shards[self.spec.groups[number][0]])
-        with (shard.parent / name).open("rb", buffering=0) as file:
-            file.seek(offset)
-            image = file.read(size)
+        image = self._travel(index, shard.parent / name, offset, size)
         if hashlib.sha256(image).hexdigest() != digest:
             raise ValueError(f"{name}, bytes {offset} to {offset + size}: not those of sha256")
         return text, image
@@ -285,8 +294,8 @@ def mark(tokens: Tokens) -> int:
 
 
 def without_latency(specs: Sequence[SourceSpec]) -> OpenSources:
-    """Open the same sources without added latency."""
-    return OpenSources([replace(spec, latency_s=0.0) for spec in specs])
+    """Open the same sources on the disk, without added latency."""
+    return OpenSources([replace(spec, latency_s=0.0, storage=None) for spec in specs])
 
 
 def write_sources(

@@ -306,16 +306,67 @@ def test_each_ratio_of_loaders_names_the_workers_that_it_is_held_against():
             ("samples_per_s", variant, rate, {}),
             ("loader_memory_bytes", variant, memory, {}),
         ]
-    asked = {"workers": 8, "tuned": 24, "sources": 5, "state": 12, "latency": 150, "sweep": "none"}
-    drawn = measured("dataloader", numbers, **asked, tokens=40, longest=256).headlines
+    drawn = measured("dataloader", numbers, **asked(latency=0)).headlines
     found = {(round(h.ours, 3), h.configuration) for h in drawn if h.ours is not None}
-    where = "workers, 5 sources of 12 MB on disk, 150 ms added to each request"
+    where = "workers, 5 sources of 12 MB"
     assert found == {
         (4.0, f"2 ranks × 24 {where}"),
         (4.0, f"2 ranks × 8 {where}"),
         (12.0, f"2 ranks × 8 {where}"),
         (13.0, f"2 ranks × 24 {where}"),
     }
+
+
+def asked(**changes):
+    """Options of a run of the data loader: 100 reads under way at most, from 2 actors."""
+    options = {"workers": 8, "tuned": 24, "sources": 5, "state": 12, "latency": 150, "rate": 0}
+    options |= {"batch": 4, "tensor": 1, "threads": 50, "loaders": 2, "prefetch": 64}
+    return options | {"tokens": 40, "longest": 256} | changes
+
+
+def of_loaders(actors_per_s, **changes):
+    """Headlines of a tuned DataLoader, its control and actors, by their number."""
+    numbers: list[tuple[str, str, float, dict[str, object]]] = []
+    for variant, rate, memory in (
+        ("tuned", 100.0, 400e6),
+        ("concurrent", 200.0, 300e6),
+        ("balanced", actors_per_s, 100e6),
+    ):
+        numbers += [
+            ("samples_per_s", variant, rate, {}),
+            ("loader_memory_bytes", variant, memory, {}),
+            ("own_programs_ratio", variant, 0.25, {}),
+        ]
+    drawn = measured("dataloader", numbers, **asked(**changes)).headlines
+    return [h for h in drawn if "balanced actors" in h.claim]
+
+
+def test_a_factor_of_loaders_is_of_a_choice_whatever_the_machine():
+    # 10 readers that wait 100 ms: 100 a second. Actors have 100 under way: the rate of 400.
+    choice = {"tuned": 5, "latency": 100, "rate": 400}
+    for actors_per_s in (370.0, 400.0, 1000.0):
+        tuned, control, memory = of_loaders(actors_per_s, **choice)
+        assert [h.verdict for h in (tuned, control, memory)] == ["by choice"] * 3
+        assert tuned.ours == pytest.approx(actors_per_s / 100)
+        assert control.ours == pytest.approx(actors_per_s / 200)
+        # At half the latency readers get 200; at twice actors wait, too: 500 are more than 400.
+        assert "give 4.00×; by the same model 2.00× at half the latency, 8.00× at twice" in (
+            tuned.chosen
+        )
+        assert "cores used 25.0 % by tuned, cores used 25.0 % by balanced" in tuned.configuration
+        # 60 MB of state in each of 10 readers, and in actors of 100 MB.
+        assert "1.4× with half of it, 6.2× with twice" in memory.chosen
+    farther, *_ = of_loaders(320.0, **choice | {"latency": 300})
+    # 100 under way at 300 ms are 333 a second, less than the rate; 10 readers get 33.
+    assert farther.ours == pytest.approx(3.2)
+    assert "give 10.00×" in farther.chosen
+
+
+def test_actors_that_the_machine_limits_show_nothing():
+    for headline in of_loaders(350.0, tuned=5, latency=100, rate=400)[:2]:
+        assert (headline.ours, headline.verdict) == (None, "not shown here")
+        assert headline.why.startswith("actors got 350 of the 400 requests per second")
+    assert of_loaders(350.0, latency=0)[0].chosen == ""  # the disk's own, which nobody knows
 
 
 def rates_of_collectives():

@@ -6,12 +6,15 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from chopper.workloads.object_store import fetch, object_store
 from chopper.workloads.sources import (
     OpenSources,
     Source,
@@ -20,7 +23,7 @@ from chopper.workloads.sources import (
     tokenize,
     write_sources,
 )
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from tests.workloads.small_mixtures import of_lengths, sources
 
 
@@ -46,6 +49,48 @@ def test_an_image_that_is_not_that_of_its_digest_is_named(tmp_path):
     images.write_bytes(bytes(images.stat().st_size))
     with pytest.raises(SourceError, match=r"source web-00, sample 3: .* not those of sha256"):
         Source(spec).read(3)
+
+
+def test_storage_answers_at_its_rate_after_its_distance_and_only_its_own_files(tmp_path):
+    folder = tmp_path / "served"
+    spec = papers(folder)
+    with object_store(folder, 50) as port, ThreadPoolExecutor(8) as pool:
+        far = replace(spec, storage=port, latency_s=1e-3)
+        began = time.perf_counter()
+        read = list(pool.map(Source(far).read, range(8)))
+        took_s = time.perf_counter() - began
+        # The row group and 8 images, of which the first comes at once.
+        assert took_s >= 8 / 50
+        images = folder / spec.name / "images.bin"
+        assert fetch(port, images, 3, 5, 0.05) == images.read_bytes()[3:8]
+        other = tmp_path / "other"
+        other.write_text("secret")
+        assert fetch(port, folder / ".." / "other", 0, 6, 0.0) == b""
+    assert [ids.tolist() for ids in read] == [Source(spec).read(n).tolist() for n in range(8)]
+    with pytest.raises(OSError, match="refused"):
+        fetch(port, images, 0, 1, 0.0)
+
+
+def test_storage_ends_with_the_process_that_started_it(tmp_path):
+    code = """
+import os, sys
+from pathlib import Path
+from chopper.workloads.object_store import object_store
+with object_store(Path(sys.argv[1]), 0) as port:
+    print(port, flush=True)
+    os._exit(9)
+"""
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    def is_gone():
+        try:
+            fetch(int(done.stdout), tmp_path, 0, 0, 0.0)
+        except OSError:
+            return True
+        return False
+
+    until(is_gone, "the end of the storage")
 
 
 def test_made_sources_are_skewed_around_what_was_asked_for():
