@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 WORKLOAD = Workload(
     name="collectives",
+    chosen="so that the bandwidth, not the latency, decides the largest messages",
     summary="all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, send and receive over "
     "sizes: time, algorithm and bus bandwidth as nccl-tests defines them, and the α-β fit",
     options=(

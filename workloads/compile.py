@@ -51,6 +51,7 @@ _INTERPRETED_TOKENS = 16
 
 WORKLOAD = Workload(
     name="compile",
+    chosen="to end within minutes on two cores",
     summary="Llama training, eager and with torch.compile, on one device: what fused kernels and "
     "fewer launches save, and what compiling costs",
     options=(

@@ -27,6 +27,7 @@ _CLOCKS = ShownView(
 )
 WORKLOAD = Workload(
     name="fsdp",
+    chosen="to end within minutes on two cores",
     summary="FSDP1 and FSDP2 side by side, with the same model, seed, data and losses: how time, "
     "memory, allocation order, clocks and copies differ",
     # Allocations are what two ways of sharding differ in.

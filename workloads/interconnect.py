@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 WORKLOAD = Workload(
     name="interconnect",
+    chosen="so that the slowest link, not the cores, takes most of a step",
     summary="fsdp2 over a link of several rates between two network namespaces: the step "
     "time as T = T_c + V/B, and the exposed communication behind it",
     options=(

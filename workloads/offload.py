@@ -74,6 +74,7 @@ UPDATE_BYTES = 28
 
 WORKLOAD = Workload(
     name="offload",
+    chosen="so that each placement trains the same within a minute on two cores",
     summary="one training job with its memory placed in thirteen ways: ZeRO's stages, optimizer, "
     "weights and activations in host memory, layers on disk, checkpointing, unified memory; "
     "predicted and measured, what each costs, and the largest model that fits",

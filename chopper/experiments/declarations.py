@@ -166,6 +166,10 @@ class Workload:
     bounds: tuple[Bound, ...] = ()
     """Values of its measures that can be."""
 
+    chosen: str = ""
+    """What its default options were chosen for: said of each measured headline that has nothing of
+    its own to say."""
+
     @property
     def module(self) -> str:
         """Module that each rank runs, as ``python -m`` would."""

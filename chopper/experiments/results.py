@@ -365,8 +365,22 @@ class Experiment:
     @cached_property
     def headlines(self) -> tuple[Headline, ...]:
         """The numbers that the workload exists to show."""
-        draw = None if self.program is None else self.program.headlines
-        return () if draw is None else tuple(h.judged(self.disturbances) for h in draw(self))
+        if self.program is None or self.program.headlines is None:
+            return ()
+        own = self.program.workload
+        given = self.plan.options
+        by_default = all(
+            given.get(o.name.replace("-", "_"), o.default) == o.default
+            for o in own.options
+            if o.default is not None
+        )
+        judged = (h.judged(self.disturbances) for h in self.program.headlines(self))
+        return tuple(
+            replace(h, chosen=own.chosen)
+            if by_default and not h.chosen and h.basis == "measured" and h.ours is not None
+            else h
+            for h in judged
+        )
 
     @cached_property
     def fits(self) -> tuple[Fit, ...]:

@@ -214,6 +214,15 @@ def measured(workload, numbers, *, ranks=2, device="cpu", **options):
     return ex.Experiment(Path("made"), plan, drawn, {}, program=program(workload))
 
 
+def test_a_configuration_says_what_it_was_chosen_for_unless_the_user_chose_it():
+    losses = [("loss", variant, 2.0, {"step": 0}) for variant in ("fsdp1", "fsdp2")]
+    sentences = [
+        {h.chosen for h in measured("fsdp", losses, **options).headlines if h.ours is not None}
+        for options in ({}, {"steps": 100})
+    ]
+    assert sentences == [{"to end within minutes on two cores"}, {""}]
+
+
 def test_losses_agree_only_where_each_step_has_one():
     losses = [("loss", "fsdp1", 2.0, {"step": 0}), ("loss", "fsdp1", 1.0, {"step": 1})]
     losses.append(("loss", "fsdp2", 2.0, {"step": 0}))
