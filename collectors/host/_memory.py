@@ -29,7 +29,7 @@ _LINE_BYTES = 64
 _UNITS = {"MiB": 1 << 20, "": 1}
 _HINT = (
     "a virtual machine rarely shows them; on its own hardware run as root, or set "
-    "kernel.perf_event_paranoid to 0, or mount resctrl (mount -t resctrl resctrl /sys/fs/resctrl)"
+    "kernel.perf_event_paranoid to 0, or mount resctrl (mount -t resctrl none /sys/fs/resctrl)"
 )
 
 
