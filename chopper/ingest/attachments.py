@@ -265,26 +265,26 @@ def _check_times(
             "cannot be joined; import them separately, or record both with Unix times"
         )
     if first > end or start > last:
-        found = finding(
+        note = finding(
             "telemetry.no_common_time",
             source=file.name,
             apart_s=max(first - end, start - last) / 1e9,
             side="after" if first > end else "before",
         )
-        findings.append(found)
+        findings.append(note)
 
 
 def _note_oddities(findings: list[Finding], file: Path, log: TelemetryLog, *, zoned: bool) -> None:
     if log.local_time and not zoned:
         findings.append(finding("telemetry.time_zone", source=file.name))
     if log.repeated_count:
-        found = finding("telemetry.clock_set_back", count=log.repeated_count, source=file.name)
-        findings.append(found)
+        note = finding("telemetry.clock_set_back", count=log.repeated_count, source=file.name)
+        findings.append(note)
     if log.bad_rows_count:
-        found = finding(
+        note = finding(
             "telemetry.rows_lost",
             count=log.bad_rows_count,
             source=file.name,
             rows=log.bad_rows_count + log.rows_count,
         )
-        findings.append(found)
+        findings.append(note)

@@ -133,12 +133,12 @@ def credible(traces: list[ParsedTrace]) -> list[Finding]:
     findings: list[Finding] = []
     for trace in traces:
         if trace.rank is not None and trace.rank >= MOST_RANKS:
-            found = finding("run.rank_number", source=trace.source, stated=trace.rank)
-            findings.append(found)
+            note = finding("run.rank_number", source=trace.source, stated=trace.rank)
+            findings.append(note)
             trace.rank = None
         if trace.world_size is not None and trace.world_size > MOST_RANKS:
-            found = finding("run.world_size", source=trace.source, stated=trace.world_size)
-            findings.append(found)
+            note = finding("run.world_size", source=trace.source, stated=trace.world_size)
+            findings.append(note)
             trace.world_size = None
     return findings
 
@@ -186,18 +186,18 @@ def check_ranks(numbered: Numbered) -> list[Finding]:
     world = max(worlds)
     unknown = [file.name for file, t in main.values() if t.rank is None]
     if unknown and len(main) > 1:
-        found = finding("run.rank_unknown", count=len(unknown), files=some(unknown), world=world)
-        findings.append(found)
+        note = finding("run.rank_unknown", count=len(unknown), files=some(unknown), world=world)
+        findings.append(note)
     beyond = [rank for rank in main if rank >= world]
     if beyond:
-        found = finding(
+        note = finding(
             "run.rank_beyond_world",
             count=len(beyond),
             ranks=some(beyond),
             world=world,
             last=world - 1,
         )
-        findings.append(found)
+        findings.append(note)
     # One of many alone is as its user wants it.
     return findings + ranks_missing(main, world, None if len(main) > 1 else "info")
 
@@ -264,7 +264,7 @@ def _with(
     if counters is not None and counters.num_rows:
         tables["kernel_counter"] = counters
         taken.append("kernel_counter")
-    found = finding(
+    note = finding(
         "trace.joined_recording",
         source=file.name,
         ratio=fmt.ratio(ratio),
@@ -274,7 +274,7 @@ def _with(
     return replace(
         trace,
         tables=tables,
-        findings=[*trace.findings, found],
+        findings=[*trace.findings, note],
         borrowed=trace.borrowed.union(taken),
     )
 

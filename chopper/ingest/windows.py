@@ -73,8 +73,8 @@ def joined_windows(
         if refused:
             raise InputError(refused)
         if by_id_alone:
-            found = finding("run.windows_by_pid", traces=len(group), pid=trace.host_pid)
-            findings.append(found)
+            note = finding("run.windows_by_pid", traces=len(group), pid=trace.host_pid)
+            findings.append(note)
         files[first] = [file for file, _ in group]
         several[len(out)] = [trace for _, trace in group]
         out.append(group[0])

@@ -149,14 +149,14 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
         table = declared.completed(table)
     except SchemaError as exc:
         raise SchemaError(f"{path}: {exc}") from exc
-    found = None
+    note = None
     rows_count = table.num_rows
     for column in {"time_ns", "start_ns", "end_ns"} & set(table.column_names):
         early = pc.less(table[column], -TIME_MOST_NS)
         late = pc.greater(table[column], TIME_MOST_NS)
         table = table.filter(pc.invert(pc.fill_null(pc.or_(early, late), fill_value=False)))
     if table.num_rows < rows_count:
-        found = finding(
+        note = finding(
             "telemetry.rows_lost",
             "impossible_times",
             severity="warning",
@@ -165,10 +165,10 @@ def read_stream(path: Path, name: str) -> tuple[pa.Table, Finding | None]:
             rows=rows_count,
         )
     if problem is not None:
-        found = finding(
+        note = finding(
             "telemetry.truncated", source=path.name, problem=problem, rows=table.num_rows
         )
-    return table.unify_dictionaries(), found
+    return table.unify_dictionaries(), note
 
 
 class StreamWriter:

@@ -199,14 +199,14 @@ def timelines_of(
     if unused:
         events = int(np.isin(inverse, unused).sum())
         listed = ", ".join(device_name(devices[i]) for i in unused)
-        found = finding(
+        note = finding(
             "device.stray_events",
             count=events,
             source=source,
             time_ms=sum(all_work[i] for i in unused) / 1e6,
             devices=listed,
         )
-        findings.append(found)
+        findings.append(note)
     if not findings:
         return [(int(devices[main]), rows)], []
     every = np.ones(len(device["device_id"]), dtype=bool) if rows is None else rows
@@ -291,7 +291,7 @@ def aligned(
     parts = (p for p in np.array_split(waited, _PARTS) if len(p) >= _LEAST_LAUNCHES)
     quickest_ns = [_least(part) for part in parts]
     if steady and (not quickest_ns or np.ptp(quickest_ns) < _DRIFT_NS):
-        found = finding(
+        note = finding(
             "device.clock_corrected",
             count=len(latency),
             source=source,
@@ -300,9 +300,9 @@ def aligned(
             why=why,
         )
     else:
-        found = finding("device.clock_drifts", count=len(latency), source=source, why=why)
+        note = finding("device.clock_drifts", count=len(latency), source=source, why=why)
     moved = to_arrow(to_numpy(device["start_ns"]) + shift_ns)
-    return with_column(device, "start_ns", moved), [found]
+    return with_column(device, "start_ns", moved), [note]
 
 
 def _launches(host: pa.Table, device: pa.Table) -> _Launches:

@@ -212,16 +212,16 @@ def _monitor(db: Database, recording: Recording) -> None:
         ]
         recording.tables["device_clock"] = table_of_rows("device_clock", clock_rows)
         if len(monitored) > 1:
-            found = finding(
+            note = finding(
                 "telemetry.device_inferred",
                 source=recording.source,
                 device=device_id,
                 used=used,
                 gpus=len(monitored),
             )
-            recording.findings.append(found)
+            recording.findings.append(note)
     elif clocks:
-        found = finding(
+        note = finding(
             "telemetry.device_unknown",
             "numbering",
             count=len(monitored),
@@ -230,7 +230,7 @@ def _monitor(db: Database, recording: Recording) -> None:
             last=monitored[-1],
             devices=", ".join(str(d.device_id) for d in recording.devices),
         )
-        recording.findings.append(found)
+        recording.findings.append(note)
 
 
 def _only_busy(clocks: list[tuple[int, int, str, float]]) -> int | None:

@@ -248,7 +248,7 @@ class StrictText:
                 following = _NEXT_EVENT_TEXT.search(source, position + 1)
                 last = following or _LAST_EVENT.search(source, position)
                 if last is None:
-                    found = finding(
+                    note = finding(
                         "trace.truncated",
                         "within_event",
                         source=self.source_name,
@@ -257,7 +257,7 @@ class StrictText:
                         events=len(events),
                         characters=len(source) - position,
                     )
-                    self.findings.append(found)
+                    self.findings.append(note)
                     break
                 end = position + len(source[position : last.end()].rstrip(_BETWEEN))
                 event, code = fix_event(source[position:end])
@@ -267,11 +267,11 @@ class StrictText:
         else:
             count = len(events)
             if position == len(source):
-                found = finding("trace.truncated", source=self.source_name, events=count)
-                self.findings.append(found)
+                note = finding("trace.truncated", source=self.source_name, events=count)
+                self.findings.append(note)
             elif not self.counts:
-                found = finding("trace.not_strict", source=self.source_name, events=count)
-                self.findings.append(found)
+                note = finding("trace.not_strict", source=self.source_name, events=count)
+                self.findings.append(note)
         listed = f"[{','.join(events)}]"
         if opening is None:
             is_trace = any('"ph"' in event or '"ts"' in event for event in events)
@@ -329,8 +329,8 @@ def _repaired(path: Path, text: bytes, findings: list[Finding]) -> Scanned:
         elif raw:
             counts["event.without_ph"] += 1
     if documents.count > 1:
-        found = finding("trace.concatenated", source=path.name, documents=documents.count)
-        findings.append(found)
+        note = finding("trace.concatenated", source=path.name, documents=documents.count)
+        findings.append(note)
     scanned = _scanned(Header(**members), events, counters)
     scanned.counts += counts
     return scanned
