@@ -18,6 +18,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from chopper.fresh_python import own_python
+
 _BACKLOG = 4096
 _AT_ONCE = struct.pack("ii", 1, 0)
 """To close without the minute that a port is kept for."""
@@ -26,7 +28,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 @contextlib.contextmanager
 def object_store(folder: Path, requests_per_s: int) -> Iterator[int]:
     """Serve the files of a folder on a port of the loopback; 0 requests per second: no limit."""
-    words = [sys.executable, "-m", __name__, str(folder), str(requests_per_s)]
+    words = own_python(__name__, str(folder), str(requests_per_s))
     # It ends when its standard input does: with the block, or with this process.
     with subprocess.Popen(
         words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
