@@ -48,6 +48,8 @@ from chopper.statistics import Estimate
 
 _LEAST_SHARE = 0.01
 _ROUNDING = 1e-9
+_BASES = {"measured": "here", "model": "by a model", "recorded": "recorded elsewhere"}
+"""What a headline's number rests on, for a terminal."""
 _CAUSES = 5
 """Causes named for each variant."""
 _UNITS = {"_flop_per_s": "FLOP/s", "_bytes_per_s": "B/s", "_bytes": "B", "_ns": "s", "_hz": "Hz"}
@@ -245,7 +247,7 @@ def _change_line(change: Change, step_ns: int) -> str:
 def _method(experiment: Experiment) -> Section:
     plan = experiment.plan
     variants = [f"{v.name}: {v.summary} ({fmt.plural(len(v.runs), 'run')})" for v in plan.variants]
-    step_method = "; the length of a step is the mean over the traced steps" if plan.steps else ""
+    step_method = "; a step takes what its run's report says" if plan.steps else ""
     return Section(
         title="How the numbers are computed",
         short="Method",
@@ -410,6 +412,11 @@ def _number(value: float) -> str:
     return ("−" if value < 0 else "") + (f"{abs(value):.0f}" if "e" in size else size)
 
 
+def _configuration(headline: Headline) -> str:
+    """Return a headline's configuration, and what it was chosen for."""
+    return "; chosen ".join(filter(None, (headline.configuration, headline.chosen)))
+
+
 def _headlines(headlines: Sequence[Headline]) -> Section:
     """Show what systems are known for beside the same numbers here."""
     blocks: list[Block] = []
@@ -419,7 +426,8 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
             value += f", {h.ratio:.2f}× the published value"
         stated = {"published": h.published, "primary source": h.primary}
         facts = [Fact(label=who, value=words) for who, words in stated.items() if words]
-        facts.append(Fact(label="here", value=value, note=h.configuration))
+        label = "here" if h.ours is None else _BASES[h.basis]
+        facts.append(Fact(label=label, value=value, note=_configuration(h)))
         blocks.append(Facts(title=f"{h.system}: {h.claim}", facts=facts, formats=TERMINAL))
     blocks.append(replace(headline_table(headlines), formats=DOCUMENT))
     return Section(title="Headlines", id="headlines", blocks=blocks)
@@ -427,17 +435,21 @@ def _headlines(headlines: Sequence[Headline]) -> Section:
 
 def headline_table(headlines: Sequence[Headline]) -> Table:
     """Return headlines as a table; the ratio is ours over the published one."""
-    prose = [Column(h, kind="prose") for h in ("system", "number", "published", "primary source")]
+    words = ("system", "number", "published", "primary source", "here")  # or why there is none here
     last = Column("configuration", kind="prose", wide=True)
     return Table(
-        columns=(*prose, "here", "95 %", "ratio", "verdict", "basis", last),
+        columns=(
+            *(Column(heading, kind="prose") for heading in words),
+            *("95 %", "ratio", "verdict", "basis"),
+            last,
+        ),
         rows=[
             (
                 *(h.system, h.claim, h.published or fmt.UNKNOWN, h.primary or fmt.UNKNOWN),
                 *(_ours(h), _interval(h) or fmt.UNKNOWN),
                 fmt.UNKNOWN if h.ratio is None else f"{h.ratio:.2f}×",
                 *(h.verdict or fmt.UNKNOWN, fmt.UNKNOWN if h.ours is None else h.basis),
-                "; chosen ".join(filter(None, (h.configuration, h.chosen))),
+                _configuration(h),
             )
             for h in headlines
         ],

@@ -50,7 +50,7 @@ _FIXED = ("batch", "sequence", "allocations")
 
 WORKLOAD = Workload(
     name="batch_sequence",
-    chosen="as the publication's grid, at sizes that two cores train within minutes",
+    chosen="as the publication's grid; on CPUs at sizes that two cores train within minutes",
     summary="FSDP1 and FSDP2 over batch × sequence: throughput, causes, and the clock's factor in "
     "the time of products",
     options=(

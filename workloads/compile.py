@@ -46,6 +46,7 @@ TARGETS = {
     "amd-mi355x": "gfx950",
 }
 """Device → the architecture that Triton compiles for."""
+_DEVICES = "a100-sxm4-80gb,h100-sxm,b200,mi300x,mi355x"
 _INTERPRETED_TOKENS = 16
 """The interpreter runs a kernel's programs one by one in Python: shorter sequences suffice."""
 
@@ -59,7 +60,7 @@ WORKLOAD = Workload(
         Option(
             "devices",
             "comma-separated devices of the variant ahead",
-            "a100-sxm4-80gb,h100-sxm,b200,mi300x,mi355x",
+            _DEVICES,
         ),
     ),
     variants=(
@@ -278,6 +279,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
 
 def _portability(experiment: Experiment) -> Iterator[Headline]:
     size = f"one block of the {experiment.plan.options.get('size')} model"
+    devices = experiment.plan.options.get("devices")
     for form in ("eager", "compiled"):
         row = experiment.find("portability_ratio", "ahead", form=form)
         if row is not None:
@@ -288,7 +290,8 @@ def _portability(experiment: Experiment) -> Iterator[Headline]:
                 ours=row.estimate.value * 100,
                 basis="model",
                 timed=False,
-                configuration=f"projected onto {experiment.plan.options.get('devices')}; not run",
+                configuration=f"projected onto {devices}; not run",
+                chosen="to have both vendors' generations" if devices == _DEVICES else "",
             )
     for part in ("loss", "gradient"):
         row = experiment.find(f"{part}_difference_ratio", "interpreted")

@@ -31,7 +31,7 @@ from chopper.workloads.membw import clock_and_power
 
 WORKLOAD = Workload(
     name="gemm",
-    chosen="to end within minutes on two cores",
+    chosen="to end within minutes, and of its shapes the one that is quickest on both",
     summary="matrix products per data type and shape, on random numbers and on zeros: what the "
     "device achieves, and what the data does to it",
     options=(

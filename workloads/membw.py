@@ -32,7 +32,7 @@ from chopper.experiments.results import Experiment, Headline, quotient
 
 WORKLOAD = Workload(
     name="membw",
-    chosen="so that the largest arrays outgrow all caches",
+    chosen="so that the largest arrays outgrow usual caches",
     summary="copy, scale, add and triad over array sizes, as STREAM defines them: bandwidth of "
     "each cache and of memory",
     options=(

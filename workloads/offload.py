@@ -45,9 +45,12 @@ from chopper.wording import plural
 from chopper.workloads import training
 from chopper.workloads.placement import (
     CATEGORIES,
+    HOST,
     LARGEST_SEQUENCE,
+    LARGEST_SHAPE,
     PLACEMENTS,
     STATES,
+    V100,
     capacity_bytes,
     disk_bytes,
     host_bytes,
@@ -89,9 +92,9 @@ WORKLOAD = Workload(
         Option(
             "fits",
             "device or memory size (24GB) for which the largest model is estimated",
-            "v100-sxm2-32gb",
+            V100,
         ),
-        Option("host", "host memory that the largest model may use", "1500GB"),
+        Option("host", "host memory that the largest model may use", HOST),
         Option(
             "dtype",
             "data type of the computation; in bfloat16, the streamed variant keeps all in it",
@@ -394,6 +397,7 @@ def totals(
     return tuple(sum(values) for values in zip(*values_by_row, strict=True))
 
 
+_DGX2 = "in device and host as the publication's machine, a DGX-2; in layers and tokens by us"
 _CORE_PUBLISHED = "5–7× over PyTorch's standard implementation"
 """DeepSpeed's tutorial of ZeRO-Offload (deepspeed.ai/tutorials/zero-offload)."""
 
@@ -535,7 +539,7 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
         if variant not in variants or not options.get("fits"):
             continue
         label, _ = capacity_bytes(str(options["fits"]))
-        host = str(options.get("host") or "1500GB")
+        host = str(options.get("host") or HOST)
         fitting = largest_of(variant, options, ranks=1, checkpoint=True)
         on_host = f"; {fitting.host_bytes / 1e9:,.0f} GB on a host of {host}" if fitting else ""
         yield Headline(
@@ -549,8 +553,9 @@ def _largest_models(experiment: Experiment, variants: list[str]) -> Iterator[Hea
             timed=False,
             ours=None if fitting is None else fitting.parameters_count / 1e9,
             why="no layer fits" if fitting is None else "",
-            configuration="estimated, not measured: layers of llama3-8b, mixed precision, batch 1, "
+            configuration=f"layers of {LARGEST_SHAPE}, mixed precision, batch 1, "
             f"{LARGEST_SEQUENCE} tokens, checkpointing{on_host}",
+            chosen=_DGX2 if (options["fits"], host) == (V100, HOST) else "",
         )
 
 

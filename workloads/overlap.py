@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 WORKLOAD = Workload(
     name="overlap",
-    chosen="so that product and transfer take about as long as each other",
+    chosen="so that product and transfer take about as long as each other, where rates are known",
     summary="all-gather with product and product with reduce-scatter: one after the other, chunk "
     "by chunk, with and without the swizzle, against the bound of pure overlap",
     options=(

@@ -35,6 +35,8 @@ USUAL_BUCKET_ELEMENTS = 500_000_000
 LARGEST_SHAPE = "llama3-8b"
 """Whose layers are counted for the largest model that fits."""
 LARGEST_SEQUENCE = 2048
+V100, HOST = "v100-sxm2-32gb", "1500GB"
+"""A DGX-2's device and host memory (arXiv 2101.06840, section 6), for the largest model."""
 PERSISTENT_ELEMENTS = 100_000
 """DeepSpeed's stage 3 keeps smaller tensors whole (``stage3_param_persistence_threshold``)."""
 
@@ -239,7 +241,7 @@ def capacity_bytes(text: str, option: str = "fits") -> tuple[str, int]:
 
 
 def host_bytes(text: str) -> int:
-    """Read a host's memory from a size like ``1500GB``, a DGX-2's (arXiv 2101.06840, section 6)."""
+    """Read a host's memory from a size like ``1500GB``."""
     from chopper.quantities import size_bytes
 
     return size_bytes(text, "host")
@@ -266,4 +268,4 @@ def largest_of(
         kernels="gpu",
     )
     _, capacity = capacity_bytes(str(options["fits"]))
-    return largest(wanted, capacity, host_bytes(str(options.get("host") or "1500GB")))
+    return largest(wanted, capacity, host_bytes(str(options.get("host") or HOST)))

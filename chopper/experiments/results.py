@@ -44,7 +44,7 @@ REPETITION = "repetition"
 """Label of a number that a run measured several times over, each time of something else: a stretch
 of its steps. Where a variant has a single run, these are its repetitions."""
 STEP = "step_ns"
-"""Measured by chopper in every variant that has steps: mean length of a recorded step."""
+"""Measured by chopper in every variant that has steps: the step time of a run's report."""
 
 _ALIKE_RATIO = 0.1
 """Numbers that differ by no more are alike: published ones are rounded."""
@@ -367,12 +367,14 @@ class Experiment:
         """The numbers that the workload exists to show."""
         if self.program is None or self.program.headlines is None:
             return ()
-        own = self.program.workload
-        given = self.plan.options
-        by_default = all(
-            given.get(o.name.replace("-", "_"), o.default) == o.default
+        own, given = self.program.workload, self.plan.options
+        # What the user left open may have been filled in since: of that, the command tells.
+        named = {word.partition("=")[0] for word in self.plan.command}
+        by_default = not any(
+            f"--{o.name}" in named
+            if o.default is None
+            else given.get(o.name.replace("-", "_"), o.default) != o.default
             for o in own.options
-            if o.default is not None
         )
         judged = (h.judged(self.disturbances) for h in self.program.headlines(self))
         return tuple(

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chopper import pipeline, reports
+from chopper.experiments.results import Headline
+from chopper.reports import to_html
+from chopper.reports.experiment import headlines_page
 from tests.analyzers.replay.make import late_second_launch, run
 from tests.reports.make import Shape, make
 from tests.waiting import PATIENCE_S, until
@@ -153,6 +156,21 @@ def test_names_are_shown_not_run(opened) -> None:
     assert page.evaluate("window.__pwned") is None
     assert page.locator("main img").count() == 0
     assert opened.messages == []
+
+
+def test_the_reason_of_a_withheld_headline_wraps_within_its_column(browser, tmp_path) -> None:
+    rows = [
+        Headline(system="S", claim="c", ours=4.5, configuration="2 ranks"),
+        Headline(system="S", claim="d", why="withheld: " + "the repetitions differ too much; " * 6),
+    ]
+    file = tmp_path / "headlines.html"
+    file.write_text(to_html.render(headlines_page("made", rows)), encoding="utf-8")
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    page = Opened(context.new_page(), file).page
+    assert page.get_by_role("cell", name="withheld: the").count() == 1
+    fits = "document.querySelector('#headlines .card').scrollWidth <= innerWidth"
+    assert page.evaluate(fits)
+    context.close()
 
 
 def _times(page: Page) -> list[float]:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from chopper.experiments import results as ex
 from chopper.experiments.prepare import program
@@ -15,7 +16,7 @@ from chopper.experiments.results import Headline
 from chopper.reports import experiment as report
 from chopper.reports import to_markdown
 from chopper.reports.experiment import headline_table
-from chopper.reports.page import Figure
+from chopper.reports.page import Facts, Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,8 +153,8 @@ def test_where_the_link_cannot_be_made_the_model_alone_is_in_the_table(headlines
         (39.8, 40.3, "consistent"),
         (4.4, 4.4, "by choice"),
     ]
-    assert "T_c is fitted to this row" in rows[1].configuration
-    assert all("model, not measured" in h.configuration for h in rows)
+    assert [h.chosen for h in rows] == ["in T_c to fit the row of 4.4 s", "in T_c to fit this row"]
+    assert {h.basis for h in rows} == {"model"}
 
 
 def test_each_estimate_is_held_against_the_number_that_is_stated(headlines, monkeypatch):
@@ -161,6 +162,7 @@ def test_each_estimate_is_held_against_the_number_that_is_stated(headlines, monk
     rows = headlines.rows([], {})
     clocks = [h for h in rows if h.system == "Chopper: DVFS" and h.ours is not None]
     assert [h.basis for h in clocks] == ["recorded", "recorded"]
+    assert all(h.chosen for h in rows if h.ours is not None)
     # Random numbers and zeros, one H100: as the recordings' own test works out by hand.
     assert [h.ours for h in clocks] == pytest.approx([14.4, 4.8], rel=0.05)
     assert {h.system: h.verdict for h in rows} == {
@@ -221,6 +223,39 @@ def test_a_configuration_says_what_it_was_chosen_for_unless_the_user_chose_it():
         for options in ({}, {"steps": 100})
     ]
     assert sentences == [{"to end within minutes on two cores"}, {""}]
+    # What was left open is kept as the workload filled it in; only the command tells who did.
+    numbers: list[tuple[str, str, float, dict[str, str]]] = [
+        (name, variant, value, {"operation": "all_gather_matmul"})
+        for variant in ("sequential", "chunked")
+        for name, value in (
+            ("time_ns", 1e9),
+            ("compute_ns", 7e8),
+            ("transfer_ns", 7e8),
+            ("bound_over_time_ratio", 1),
+        )
+    ]
+    filled_in = measured("overlap", numbers, m=1024, k=2048, n=1024)
+    plan = replace(filled_in.plan, command=[*filled_in.plan.command, "--m=1024"])
+    asked_for = ex.Experiment(filled_in.path, plan, filled_in.rows, {}, program=filled_in.program)
+    said = [[h.chosen[:12] for h in e.headlines] for e in (filled_in, asked_for)]
+    assert said == [["so that prod"], [""]]
+
+
+def test_a_terminal_says_what_a_number_rests_on_and_what_it_was_chosen_for():
+    rows = [
+        headline(configuration="so", chosen="to fit"),
+        headline(basis="model"),
+        headline(basis="recorded"),
+        headline(ours=None, why="no clock was sampled", basis="recorded"),
+    ]
+    blocks = report.headlines_page("made", rows).sections[0].blocks
+    shown = [block.facts[-1] for block in blocks if isinstance(block, Facts)]
+    assert [(fact.label, fact.value, fact.note) for fact in shown] == [
+        ("here", "4.5×", "so; chosen to fit"),
+        ("by a model", "4.5×", ""),
+        ("recorded elsewhere", "4.5×", ""),
+        ("here", "no clock was sampled", ""),
+    ]
 
 
 def test_losses_agree_only_where_each_step_has_one():
