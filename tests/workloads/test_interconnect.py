@@ -32,7 +32,7 @@ def test_without_root_the_model_alone_is_shown(monkeypatch, tmp_path):
     told = CliRunner().invoke(command, asked)
     assert isinstance(told.exception, WorkloadUnavailable)
     assert "39.8 s/step over 10 GbE" in told.stdout
-    assert "not measured" in told.stdout
+    assert "by a model" in told.stdout
     plain = json.loads(CliRunner().invoke(command, [*asked, "--json"]).stdout)
     assert plain["schema"] == "chopper.headlines/1"
     assert "needs root" in plain["absent"]["interconnect"]
