@@ -31,16 +31,20 @@ CLOCK_LABELS = [
 ]
 _POWER, _THERMAL, _APPLICATION, _IDLE, _HOST, _INTERNAL, _UNLABELLED = range(len(CLOCK_LABELS))
 _SW_POWER_CAP, _HEAT = 0x4, 0x20 | 0x40
+POWER_CAPS, POWER_BRAKE = _SW_POWER_CAP | 0x200, 0x80
+"""NVML's event reasons of a power limit, in software or of the board, and of a power brake."""
 FALSE_CAP, FALSE_HEAT = 1 << 62, 1 << 61
 """In place of a power cap or heat that the recording contradicts; no driver's bits."""
 # NVML's clocks event reasons. HW slowdown (8) alone says neither heat nor power.
 _BITS = {
-    _POWER: _SW_POWER_CAP | 0x80 | 0x200,
+    _POWER: POWER_CAPS | POWER_BRAKE,
     _THERMAL: _HEAT,
     _APPLICATION: 0x2 | 0x10 | 0x100,
     _INTERNAL: FALSE_CAP | FALSE_HEAT,
 }
 _IDLE_BIT, _SET_BIT = 0x1, 0x2
+REASONED = _BITS[_POWER] | _BITS[_THERMAL] | _BITS[_APPLICATION] | _IDLE_BIT
+"""Bits that say why a clock is low."""
 
 MAX_GAP_NS = 500_000_000
 """Samples further apart tell nothing of the time between, even when they agree."""

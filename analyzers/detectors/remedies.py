@@ -9,13 +9,10 @@ import numpy as np
 
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.causes.clock import FALSE_HEAT
+from chopper.analyzers.causes.clock import FALSE_HEAT, POWER_BRAKE, POWER_CAPS, REASONED
 from chopper.analyzers.trace.samples import of_rank
 from chopper.causes import CAUSES, inherited
 
-_CAP_BITS, _BRAKE_BIT = 0x4 | 0x200, 0x80
-_REASONED_BITS = 0x3F7
-"""Bits of NVML's event reasons that say why; a hardware slowdown (8) alone does not."""
 _SAME_RATIO = 0.995
 """Limits that differ by less are equal: drivers round them."""
 _LIMITS = {
@@ -45,9 +42,9 @@ def _condition(run: Attribution, cause: str) -> tuple[str, dict[str, str]]:
     reasons = np.concatenate([np.zeros(1, np.int64), *(s.reasons for s in series)])
     bits = int(np.bitwise_or.reduce(reasons[reasons >= 0])) % FALSE_HEAT
     if cause not in _LIMITS:
-        unnamed = bits & ~_REASONED_BITS
+        unnamed = bits & ~REASONED
         return ("recorded", {"bits": hex(unnamed)}) if unnamed else ("", {})
-    if "power" in cause and bits & _BRAKE_BIT and not bits & _CAP_BITS:
+    if "power" in cause and bits & POWER_BRAKE and not bits & POWER_CAPS:
         return "brake", {}
     name, largest = _LIMITS[cause]
     rows = [row for row in _limits(run) if row[name] and row[largest]]

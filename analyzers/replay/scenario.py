@@ -237,7 +237,8 @@ class Scenario:
         early = np.ones(len(edges), dtype=bool)
         for rank_index, node in enumerate(self.ranks):
             own = np.flatnonzero(rank == rank_index)
-            window = np.searchsorted(node.joined.windows.bounds_ns, sent_ns[own])
+            own_ns = sent_ns[own] + node.offset_ns
+            window = np.searchsorted(node.joined.windows.bounds_ns, own_ns)
             last_ns = np.full(window.max(initial=-1) + 1, -1)
             np.maximum.at(last_ns, window, sent_ns[own])
             early[own] = sent_ns[own] < last_ns[window]

@@ -90,14 +90,15 @@ def _look_up(pid: int) -> tuple[bool, int | None]:
 
 
 def started_ns(pid: int) -> int | None:
-    """Return when a process of this machine started, in Unix ns, to some 10 ms; None if hidden."""
+    """Return until when a process of this machine had started, in Unix ns; None if hidden.
+
+    It may have started a tick of the kernel (10 ms) before, but not after.
+    """
     ticks = _look_up(pid)[1]
     if ticks is not None:
         # Not by the time of the boot, which /proc and psutil know to a second.
-        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf(
-            "SC_CLK_TCK"
-        )
-        return time.time_ns() - age_ns
+        until_ns = (ticks + 1) * 10**9 // os.sysconf("SC_CLK_TCK")
+        return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + until_ns
     import psutil
 
     try:
