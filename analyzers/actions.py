@@ -317,7 +317,8 @@ def _steps(replay: Replay, sighting: Sighting) -> dict[int, tuple[int, float, in
 def where(material: Material, sighting: Sighting) -> Where:
     """Return the place of a pattern: of the time in its causes, where it has some.
 
-    Events that would run for a shorter time count by their time, others by their number.
+    Events that would run for a shorter time count by their time, others by their number; time in
+    causes is that of its operator.
     """
     events = material.events
     if sighting.changes is not None and sighting.changes.fix and sighting.phase is None:
@@ -333,10 +334,13 @@ def where(material: Material, sighting: Sighting) -> Where:
     for rank, rows in [*sighting.events.items()][:1]:
         codes, values = material.links[rank].layers
         layer = _most((codes[rows], values), np.ones(len(rows)))
+    op = sighting.op
+    if op is None:
+        op = _most((events.op[0][chosen], events.op[1]), weight[chosen])
     return Where(
         phase=sighting.phase or _most((events.phase[0][chosen], events.phase[1]), weight[chosen]),
         layer=layer,
-        op=_most((events.op[0][chosen], events.op[1]), weight[chosen]),
+        op=op or None,
         line=sighting.line or _line(material, sighting),
     )
 

@@ -99,7 +99,8 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         events: rank → rows of `device_event` that it is about.
         calls: rank → rows of `host_span` that it is about.
-        phase, line: the place, where it is not that of the events and of the calls.
+        phase, op, line: the place, where it is not that of the events and of the calls; an empty
+            ``op`` where several share it.
         evidence: numbers and names for the sentences of the detector.
         gone: rank → rows of `device_event` that would not run.
         run_ns: rank → (rows of `device_event`, how long each would run).
@@ -113,6 +114,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     events: Mapping[int, np.ndarray]
     calls: Mapping[int, np.ndarray] = {}
     phase: str | None = None
+    op: str | None = None
     line: str | None = None
     evidence: Mapping[str, Any] = {}
     gone: Mapping[int, np.ndarray] = {}
@@ -156,6 +158,7 @@ def by_cause(name: str, run: Attribution, links: Mapping[int, Links]) -> Iterato
         events=rows,
         changes=changes,
         phase=where.phase,
+        op=where.op or "",
         line=where.line,
         evidence={
             "time_ns": time_ns // max(run.windows.num_rows, 1),

@@ -163,6 +163,18 @@ def test_a_full_link_is_mended_by_fewer_bytes_and_a_slow_transfer_by_overlap() -
     assert exposed.saved_ns == pytest.approx(40 * MS, rel=0.02)
 
 
+def test_the_place_of_a_full_link_is_what_takes_its_time_not_what_is_frequent() -> None:
+    # Two broadcasts of 5 ms each, and an all-reduce of 30.
+    size = {"input_dims": "[[50000]]", "input_types": '["float"]'}
+    spans = [make.span(0, 5, "aten::mm")]
+    for start, end, name in ((5, 10, "broadcast"), (10, 15, "broadcast"), (15, 45, "all_reduce")):
+        issue, transfer = sent(start, end, name, f"{name.replace('_', '')}_")
+        spans += [issue, transfer | size]
+    rank = on_host(*spans, until=50)
+    full = found(two_ranks(rank, rank, link_bytes_per_s=20e6 / 3))[0]
+    assert (full.detector, full.where.op) == ("link_bandwidth", "gloo:all_reduce")
+
+
 def test_stages_that_wait_for_each_other_are_a_pipeline() -> None:
     # Each stage works 40 of 80 ms, one after the other.
     first = make.span(0, 20, "aten::mm"), make.span(60, 80, "aten::mm")
