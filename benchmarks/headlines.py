@@ -67,7 +67,7 @@ def page_of(docs: Path, name: str) -> Path:
 
 def run(name: str, output: Path, extra: list[str]) -> str | None:
     """Run one workload; None, or why it did not end well. Its progress is passed on."""
-    command = [sys.executable, "-m", "chopper", "run", name, "-o", str(output), "--force", *extra]
+    command = [sys.executable, "-m", "chopper", "bench", name, "-o", str(output), "--force", *extra]
     last = ""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -41,6 +41,7 @@ from chopper.experiments.declarations import (
     changed,
 )
 from chopper.experiments.results import Experiment, Headline, ratio, ratio_of_pairs
+from chopper.limits import usable_memory_bytes
 from chopper.wording import plural
 from chopper.workloads import training
 from chopper.workloads.placement import (
@@ -123,12 +124,12 @@ WORKLOAD = Workload(
 TRACED = (2, 5)
 """Steps that are traced; those after them are timed."""
 CACHES = 4
-"""An update alone is of so many times what the last-level caches hold, at least."""
+"""Updates alone, of all ranks together, are of so many times what the last-level caches hold."""
 LEAST_STATES_BYTES = 128 << 20
 """The same where these are small, or the system does not tell their size."""
 UPDATE_ROUNDS = 5
 CORE, FUSED, PLAIN = "DeepSpeedCPUAdam", "torch's AdamW, fused", "torch's AdamW"
-LARGER = 4
+LARGER = 2
 """Times that the larger of the two updates alone exceeds the smaller."""
 PREDICTED_COUNTS = tuple(billions * 10**9 for billions in (1, 3, 7, 13))
 """Weights of the models whose update on the host is predicted."""
@@ -168,7 +169,13 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         offloaded_bytes = memory.host_bytes if device == "cpu" else 0
         if placement.core:
             # Four arrays of the larger update alone, and both moments of three optimizers' two.
-            alone_bytes = 4 * (4 * LARGER + 3 * 2 * (1 + LARGER)) * update_count()
+            alone_bytes = 4 * (4 * LARGER + 3 * 2 * (1 + LARGER)) * update_count(ranks)
+            if alone_bytes * ranks > (usable_bytes := usable_memory_bytes()):
+                absent[variant] = (
+                    f"its updates alone, {CACHES} times the last-level caches, need "
+                    f"{alone_bytes * ranks / 1e9:.1f} GB, {usable_bytes / 1e9:.1f} GB can be used"
+                )
+                continue
             offloaded_bytes = max(offloaded_bytes, alone_bytes)
         sizes_bytes[variant] = memory.peak_bytes + offloaded_bytes
     parameters = SIZES[args.size].parameters_count
@@ -191,8 +198,8 @@ def core_problem(args: argparse.Namespace) -> str | None:
     return f"DeepSpeedCPUAdam is compiled here, without {' and '.join(absent)}" if absent else None
 
 
-def update_count() -> int:
-    """Weights of the smaller update alone: its 16 bytes each exceed the last-level caches."""
+def update_count(ranks: int) -> int:
+    """Weights of a rank's smaller update alone: with 16 bytes each, all ranks' exceed the caches."""
     sizes_bytes: dict[tuple[int, str], int] = {}
     for cache in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
         level, cpus = ((cache / fact).read_text() for fact in ("level", "shared_cpu_list"))
@@ -200,7 +207,7 @@ def update_count() -> int:
         sizes_bytes[int(level), cpus] = int(size) << 10
     last = max((level for level, _ in sizes_bytes), default=0)
     caches_bytes = sum(size for (level, _), size in sizes_bytes.items() if level == last)
-    return max(LEAST_STATES_BYTES, CACHES * caches_bytes) // 16
+    return max(LEAST_STATES_BYTES, CACHES * caches_bytes // ranks) // 16
 
 
 def disk_problem(args: argparse.Namespace, ranks: int) -> str | None:
@@ -337,7 +344,7 @@ def update_alone(prof: chopper.Profile, ranks: int, rank: int) -> None:
         FUSED: lambda weights: optimizer_of("adamw", weights),
         PLAIN: lambda weights: torch.optim.AdamW(weights, lr=3e-4, weight_decay=0.1),
     }
-    counts = [update_count() * times for times in (1, LARGER)]
+    counts = [update_count(ranks) * times for times in (1, LARGER)]
     values, gradient, a, c = (torch.full((counts[-1],), 1e-3) for _ in range(4))
     bench: Bench[tuple[str, int]] = Bench(torch.device("cpu"), ranks=ranks)
     bench.add(("triad", 3), lambda: torch.add(gradient, c, alpha=3.0, out=a))

@@ -278,8 +278,19 @@ def test_updates_alone_are_held_against_memory_and_predict_larger_ones(tmp_path)
 def test_an_update_alone_exceeds_the_caches():
     from chopper.workloads import offload
 
-    # Four times the caches, and 128 MiB at least, in 16 bytes of each weight.
-    assert offload.update_count() >= (128 << 20) / 16
+    # Four times the caches over all ranks, and 128 MiB of each at least, in 16 bytes a weight.
+    alone, of_two = offload.update_count(1), offload.update_count(2)
+    assert of_two == max(alone // 2, (128 << 20) // 16)
+
+
+def test_updates_beyond_memory_leave_their_variant_out(monkeypatch):
+    from chopper.workloads import offload
+
+    monkeypatch.setattr(offload, "usable_memory_bytes", lambda: 1 << 20)
+    args = offload.WORKLOAD.parse([])
+    needs = offload.needs(args, 2, "cpu")
+    assert "last-level caches" in needs.absent["zero2-offload-core"]
+    assert "ddp" not in needs.absent
 
 
 def test_a_busy_machine_withholds_the_slowdown(made):
