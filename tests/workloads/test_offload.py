@@ -288,6 +288,7 @@ def test_updates_beyond_memory_leave_their_variant_out(monkeypatch):
 
     monkeypatch.setattr(offload, "usable_memory_bytes", lambda: 1 << 20)
     args = offload.WORKLOAD.parse([])
+    args.variants = ("ddp", "zero2-offload-core")
     needs = offload.needs(args, 2, "cpu")
     assert "last-level caches" in needs.absent["zero2-offload-core"]
     assert "ddp" not in needs.absent
