@@ -143,7 +143,7 @@ def rank_input(recording: Run, rank: int, facts: RankTables | None = None) -> Ra
 
 
 _JOINED = ("host_span", "device_event", "step", "collective")
-_OWN = ("kernel_counter", "core_wait", "synchronization", "python_sample")
+_OWN = ("kernel_counter", "core_wait", "synchronization", "python_sample", "pipeline_action")
 _OF_DEVICE = ("device_clock", "device_counter", "device_limit")
 _OF_HOST = (*_OF_DEVICE, "process", "process_thread")
 """Tables that one rank samples for all ranks of its host."""

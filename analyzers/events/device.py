@@ -90,7 +90,10 @@ def _of_rank(run: Attribution, rank: int) -> pa.Table:
     events = run.joined[rank].device_event
     work = run.work.get(rank)
     row = np.flatnonzero(links["step_index"].is_valid().to_numpy())
-    linked = ("step_index", "launch_row", "op_row", "op", "phase", "layer", "work_class")
+    linked = (
+        *("step_index", "launch_row", "op_row", "op", "phase", "layer", "work_class"),
+        *("stage_index", "micro_batch_index", "action"),
+    )
     recorded = ("start_ns", "dur_ns", "device_id", "stream_id")
     columns = {
         "rank": np.full(len(row), rank),

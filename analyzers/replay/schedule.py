@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from chopper.analyzers.causes.core_wait import COMPUTING, wait_of_steps
 from chopper.analyzers.replay.program import OP_START, STEP
-from chopper.analyzers.trace.columns import ints, nullable, row_set, strings
+from chopper.analyzers.trace.columns import first_with, ints, nullable, row_set, strings
 from chopper.tables import TABLES
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def tables(outcome: Outcome, rank_index: int) -> dict[str, pa.Table]:
 
     Returns:
         ``host_span``, ``device_event`` (empty without a device), ``step``, ``collective`` and,
-        where they were sampled, ``device_clock`` (of a clock that was not changed) and
-        ``core_wait``, without the samples that it replaces.
+        where they were recorded, ``pipeline_action``, ``device_clock`` (of a clock that was not
+        changed) and ``core_wait``, without the samples that it replaces.
     """
     node = outcome.scenario.ranks[rank_index]
     inputs = node.joined.inputs
@@ -74,6 +74,8 @@ def tables(outcome: Outcome, rank_index: int) -> dict[str, pa.Table]:
         "step": step,
         "collective": _collectives(inputs.collective, host_order, event_order),
     }
+    if inputs.pipeline_action is not None and inputs.pipeline_action.num_rows:
+        by_name["pipeline_action"] = _actions(inputs.pipeline_action, event_order)
     sampled = inputs.device_clock is not None and inputs.device_clock.num_rows > 0
     if sampled and not outcome.scenario.new_clock:
         ran = node.links.events
@@ -241,6 +243,13 @@ def _collectives(table: pa.Table, host_order: np.ndarray, event_order: np.ndarra
             new[mine] = new_row[row[mine]]
     remaining = np.flatnonzero(new >= 0)
     return _replaced(table.take(pa.array(remaining)), row=new[remaining])
+
+
+def _actions(table: pa.Table, event_order: np.ndarray) -> pa.Table:
+    """Return the pipeline's actions of the remaining events, with their new rows."""
+    new = first_with(event_order, ints(table, "event_row"))
+    remaining = np.flatnonzero(new >= 0)
+    return _replaced(table.take(pa.array(remaining)), event_row=new[remaining])
 
 
 def _core_waits(outcome: Outcome, rank_index: int) -> pa.Table | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -183,7 +184,12 @@ def annotation_rows(links: Links) -> np.ndarray:
     return pick(host.nesting.nearest(host.of("annotation") & ~is_step_marker), links.span)
 
 
-def event_link_table(links: Links, annotation_row: np.ndarray, windows: Windows) -> pa.Table:
+def event_link_table(
+    links: Links,
+    annotation_row: np.ndarray,
+    windows: Windows,
+    of_pipeline: Mapping[str, pa.Array],
+) -> pa.Table:
     """Return the declared `event_link` table, whose steps are windows."""
     steps = len(links.steps)
     step = np.where((links.step < 0) | ((links.step >= steps) & (steps > 0)), -1, links.step)
@@ -197,6 +203,7 @@ def event_link_table(links: Links, annotation_row: np.ndarray, windows: Windows)
             "phase": dictionary(links.phase, links.phases),
             "step_index": nullable(windows.of_steps(step)),
             "work_class": dictionary(links.work_class, WORK_CLASSES),
+            **of_pipeline,
         }
     )
 

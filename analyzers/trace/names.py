@@ -211,6 +211,36 @@ is_capture_begin = NameSearch(r"^(cuda|hip|cu)StreamBeginCapture")
 is_capture_end = NameSearch(r"^(cuda|hip|cu)StreamEndCapture")
 """After this call, launches start kernels again."""
 
+# torch.distributed.pipelining writes PP:2F5 (stage, action, micro-batch), or Forward 5 where a rank
+# has one stage; Megatron-LM's timers and ranges are called forward-compute, those of DeepSpeed's
+# engine fwd_microstep.
+_PIPELINE_ACTION = re.compile(
+    r"(?:PP:)?(\d{1,6})((?:SEND_|RECV_)?[FB]|[IW])(\d{1,9})|PP:(\d{1,6})(?:UNSHARD|RESHARD|REDUCE_GRAD)"
+    r"|(Forward|Backward) (\d{1,9})|(forward|backward)-(?:compute|send|recv)|(fwd|bwd)_microstep"
+    r"|(?:PipelineEngine\.)?_exec_(forward|backward)_pass"
+)
+_PIPELINE_ACTIONS = {
+    **dict.fromkeys(("F", "SEND_F", "RECV_F", "Forward", "forward", "fwd"), "forward"),
+    **dict.fromkeys(("B", "SEND_B", "RECV_B", "Backward", "backward", "bwd"), "backward"),
+    "I": "backward_input",
+    "W": "backward_weight",
+}
+
+is_pipeline_action = NameSearch(f"^({_PIPELINE_ACTION.pattern})$")
+"""A range around one action of a pipeline schedule."""
+
+
+def pipeline_action(name: str) -> tuple[int, int, str | None]:
+    """Stage, micro-batch (-1 for neither) and pass that the name of such a range tells."""
+    match = _PIPELINE_ACTION.fullmatch(name)
+    if match is None:
+        return -1, -1, None
+    stage, kind, batch, other_stage, torch_pass, torch_batch, *passes = match.groups()
+    stage, batch = stage or other_stage, batch or torch_batch
+    kind = kind or torch_pass or next(filter(None, passes), None)
+    return int(stage or -1), int(batch or -1), _PIPELINE_ACTIONS.get(kind or "")
+
+
 _PROGRAM_PHASE = "chopper::phase::"
 _LAYER = re.compile(r"^chopper::(?:layer|recompute)::(.+)$")
 _MODULE = re.compile(r"^nn\.Module: (.+)$")

@@ -27,6 +27,7 @@ from chopper.analyzers.trace.join import (
     link,
     operators_of,
 )
+from chopper.analyzers.trace.pipeline_actions import no_columns, pipeline_actions, with_phases
 from chopper.analyzers.trace.tables import DeviceEvents, HostSpans, RankTables
 from chopper.analyzers.trace.windows import (
     Windows,
@@ -173,11 +174,15 @@ def join_rank(inputs: RankTables) -> JoinedRank:
         host, events, launch_row, op_row, steps, step, inputs.collective
     )
     annotation_row = annotation_rows(links)
+    actions = pipeline_actions(links, inputs.pipeline_action)
+    columns = no_columns(len(events)) if actions is None else actions.columns()
+    if actions is not None and not len(host):
+        links = with_phases(links, actions)
     return JoinedRank(
         inputs=inputs,
         host_only=host_only,
         device_event=events.table,
-        event_link=event_link_table(links, annotation_row, windows),
+        event_link=event_link_table(links, annotation_row, windows, columns),
         event_step=step.astype(np.int32),
         sharding_copy=links.sharding_copy,
         span_phase=links.span_phase,

@@ -50,6 +50,7 @@ class RankTables:
     core_wait: pa.Table | None = None
     synchronization: pa.Table | None = None
     python_sample: pa.Table | None = None
+    pipeline_action: pa.Table | None = None
     recorded: bool = False
     ceilings: Ceilings | None = None
     span: Span | None = None
