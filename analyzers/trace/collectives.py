@@ -187,9 +187,9 @@ def describe(links: Links, annotation_row: np.ndarray, inputs: RankTables) -> Co
     sequence = recorded.sequence[entry]
     unnumbered = sequence < 0
     sequence[unnumbered] = _numbered_by_operator(links, rows, recorded)[unnumbered]
-    # Sends and receives are numbered by each rank for itself.
-    pairs = np.array([k.what == _POINT_TO_POINT for k in kinds] + [False])
-    sequence = np.where(pairs[kind], -1, sequence)
+    # Sends and receives are numbered by each rank for itself, unless the file is of the whole job.
+    own = [k.what == _POINT_TO_POINT and not (k.key and k.key.numbered) for k in kinds]
+    sequence = np.where(np.array([*own, False])[kind], -1, sequence)
     left_ns = links.events.end_ns[rows]
     return Communication(rows, kinds, kind, sequence, entered_ns, left_ns, len(links.events))
 
@@ -399,6 +399,7 @@ class _Describing:
     ) -> Kind:
         """A send or a receive whose peer the metadata has, or the backend's span."""
         source, target = entry.source_rank_id, entry.target_rank_id
+        numbered = source is not None and target is not None
         for called in (entry.collective or "", name):
             direction = _PEER.search(called)
             if direction is None:
@@ -417,7 +418,7 @@ class _Describing:
         if source is None or target is None or source == target or self.inputs.rank not in ends:
             return Kind(_POINT_TO_POINT, group, 2, (), message)
         pair = (min(source, target), max(source, target))
-        key = Key(pair, 2, group or "", f"send {source}→{target}", -1)
+        key = Key(pair, 2, group or "", f"send {source}→{target}", -1, numbered)
         return Kind(_POINT_TO_POINT, group, 2, pair, message, key)
 
     def by_names(

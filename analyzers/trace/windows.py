@@ -3,7 +3,8 @@
 Let c_s be the latest end of the events of steps ≤ s. Step s owns (c_{s-1}, c_s]; the first step
 starts at its host start, or at the end of what ran before it. In steady state that is the step's
 period, however far the host runs ahead. A step between others that ran nothing on the device ends
-where it did on the host.
+where it did on the host. Where a file tells when a step ended on the devices of all ranks, no
+window of it ends before that.
 
 Where step numbers jump and the host's steps leave a hole, the trace was not being taken in between:
 that stretch, up to the host start of the step after it, is a window of no step (``UNRECORDED``). It
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from chopper.analyzers.trace.columns import first_with, ints, pick, run_starts
+from chopper.analyzers.trace.columns import first_with, ints, pick, run_starts, strings
 from chopper.analyzers.trace.tables import DeviceEvents
 from chopper.storage.run import Span
 
@@ -38,12 +39,14 @@ _LOST_RATIO = 0.5
 class Steps:
     """The steps of one rank that its trace covers, on the host, ascending.
 
-    ``number`` is as the program counts.
+    ``number`` is as the program counts; ``on_device`` says that the times are of the devices, the
+    same for all ranks.
     """
 
     start_ns: np.ndarray
     end_ns: np.ndarray
     number: np.ndarray
+    on_device: bool = False
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -60,7 +63,8 @@ class Steps:
 def traced_steps(step: pa.Table) -> Steps:
     """Return the steps that the trace covers. STEP -> Steps."""
     traced = step.filter(step["traced"]) if step.num_rows else step
-    return Steps(*(ints(traced, name) for name in ("start_ns", "end_ns", "number")))
+    on_device = "span" in strings(traced, "source")[1]
+    return Steps(*(ints(traced, name) for name in ("start_ns", "end_ns", "number")), on_device)
 
 
 def common_steps(ranks: Mapping[int, Steps], *, share_a_clock: bool) -> frozenset[int] | None:
@@ -278,6 +282,8 @@ def _ends(
     np.maximum.at(ends, step[inside], events.end_ns[inside])
     works = (ends >= 0) & ~lost if len(events) else np.ones(len(steps), dtype=bool)
     ends = np.where(ends >= 0, ends, steps.end_ns)
+    if steps.on_device:
+        ends = np.maximum(ends, steps.end_ns)
     for i in np.flatnonzero(lost[:-1]).tolist():
         follows = events.start_ns[step == i + 1]
         if begins[i + 1] <= ends[:i].max(initial=0) and len(follows):

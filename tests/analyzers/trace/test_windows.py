@@ -3,6 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from chopper.analyzers.trace.windows import Windows
+from chopper.arrow import with_column
+from chopper.tables import TABLES
 from tests.analyzers.make import joined, kernel, kernels, span, spans, steps
 
 
@@ -82,3 +84,14 @@ def test_events_name_their_window_where_a_step_before_has_none() -> None:
     rank = joined(host, device, step)
     assert rank.windows.numbers.tolist() == [0, 2]
     assert rank.event_link["step_index"].to_pylist() == [0, 1]
+
+
+def test_steps_that_a_file_tells_of_all_devices_end_on_each_of_them_together() -> None:
+    # This rank is done at 60 and at 170; others work until 100 and 200.
+    device = kernels(kernel(10, 60), kernel(110, 170))
+    step = steps((0, 100), (100, 200))
+    own = windows_of(TABLES["host_span"].empty(), device, step)
+    assert own.bounds_ns.tolist() == [0, 60, 170]
+    of_all = with_column(step, "source", pa.array(["span", "span"]).dictionary_encode())
+    found = windows_of(TABLES["host_span"].empty(), device, of_all)
+    assert found.bounds_ns.tolist() == [0, 100, 200]
