@@ -199,7 +199,7 @@ def core_problem(args: argparse.Namespace) -> str | None:
 
 
 def update_count(ranks: int) -> int:
-    """Weights of a rank's smaller update alone: with 16 bytes each, all ranks' exceed the caches."""
+    """Weights of a rank's smaller update alone: at 16 bytes each, all ranks' exceed the caches."""
     sizes_bytes: dict[tuple[int, str], int] = {}
     for cache in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
         level, cpus = ((cache / fact).read_text() for fact in ("level", "shared_cpu_list"))
