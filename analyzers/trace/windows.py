@@ -63,8 +63,8 @@ class Steps:
 def traced_steps(step: pa.Table) -> Steps:
     """Return the steps that the trace covers. STEP -> Steps."""
     traced = step.filter(step["traced"]) if step.num_rows else step
-    on_device = "span" in strings(traced, "source")[1]
-    return Steps(*(ints(traced, name) for name in ("start_ns", "end_ns", "number")), on_device)
+    start_ns, end_ns, number = (ints(traced, name) for name in ("start_ns", "end_ns", "number"))
+    return Steps(start_ns, end_ns, number, on_device="span" in strings(traced, "source")[1])
 
 
 def common_steps(ranks: Mapping[int, Steps], *, share_a_clock: bool) -> frozenset[int] | None:
