@@ -19,7 +19,7 @@ from chopper.analyzers.trace.rank_join import host_as_device
 from chopper.analyzers.trace.tables import HostSpans
 from chopper.causes import CODES
 from chopper.storage import parquet
-from chopper.storage.run import Run, ranks_of
+from chopper.storage.run import OF_MANIFEST, Run
 from chopper.tables import GROUPS, TABLES
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def schema_of(name: str) -> pa.Schema:
 
 def relation(run: Run | Attribution, name: str) -> pa.Table:
     """Return a table of a run by its name; those of the attribution need an attributed run."""
-    if name == "ranks":
-        return ranks_of((run if isinstance(run, Run) else run.recording).manifest)
+    if name in OF_MANIFEST:
+        return OF_MANIFEST[name]((run if isinstance(run, Run) else run.recording).manifest)
     if name in RECORDED:
         recording = run if isinstance(run, Run) else run.recording
         return _of_ranks(name, {rank: recorded(recording, rank, name) for rank in recording.ranks})

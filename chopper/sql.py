@@ -34,7 +34,7 @@ from chopper.storage.files import inside
 from chopper.storage.layout import is_run, rank_dir_name
 from chopper.storage.parts import read_manifest
 from chopper.storage.remote import here
-from chopper.storage.run import Run, ranks_of
+from chopper.storage.run import OF_MANIFEST, Run
 from chopper.storage.streams import read_stream
 from chopper.tables import GROUPS, TABLES, ColumnType, optional
 from chopper.views import VIEWS, relations, typed
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from chopper.pipeline import Source
     from chopper.storage.manifest import Finding, RankManifest, RunManifest
 
-_UNATTRIBUTED = RECORDED | {"ranks"}
+_UNATTRIBUTED = RECORDED.union(OF_MANIFEST)
 _TRACED = ("device_event", "host_span")
 """Tables of which a rank with a kernel trace has one."""
 _ROWS_NAMED = re.compile(r"row\b|\bnatural\b", re.IGNORECASE)
@@ -92,7 +92,7 @@ def declarations(source: Source) -> dict[str, Declaration]:
         InputError: there is nothing there, or not what it should be.
     """
     directory = _directory(source)
-    names = {"ranks"}
+    names = {*OF_MANIFEST}
     traced = False
     if directory is not None:
         for part in read_manifest(directory).ranks:
@@ -362,8 +362,8 @@ class Query:
         for name, files in self._files(directory, manifest).items():
             empty = parquet.schema_of(name).empty_table()
             tables[name] = parquet.scan(name, files) if files else empty
-        if "ranks" in self.names:
-            tables["ranks"] = ranks_of(manifest)
+        for name in OF_MANIFEST.keys() & {*self.names}:
+            tables[name] = OF_MANIFEST[name](manifest)
         return tables
 
     def _files(self, directory: Path, manifest: RunManifest) -> dict[str, dict[Path, int]]:

@@ -32,7 +32,7 @@ from chopper.reports.series import SAMPLED, Series, collect, queues
 from chopper.storage import parquet
 from chopper.storage.destination import written_beside
 from chopper.storage.files import encode_json, inside
-from chopper.storage.run import ranks_of
+from chopper.storage.run import OF_MANIFEST
 from chopper.wording import device_name, plural, ranges
 
 Kind = Literal["parquet", "csv", "perfetto"]
@@ -114,8 +114,7 @@ def tables(run: Attribution) -> Iterator[tuple[str, pa.Table]]:
     from chopper.views import VIEWS, views
 
     whole = run.all_steps
-    yield "ranks", ranks_of(run.recording.manifest)
-    for name in ("piece", "window", "gap", "communication", "selection", "cause"):
+    for name in (*OF_MANIFEST, "piece", "window", "gap", "communication", "selection", "cause"):
         yield name, relation(run, name)
     for rank in run.recording.ranks:
         folder = rank_dir_name(rank)

@@ -97,6 +97,7 @@ def part_of(rank: int, file: Path, trace: ParsedTrace) -> RankManifest:
         status="imported",
         backend=trace.backend,
         process_groups=trace.process_groups,
+        coordinates=trace.coordinates,
         environment=trace.environment,
         devices=trace.devices,
         device_id=trace.device_id,

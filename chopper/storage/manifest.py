@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -77,6 +77,27 @@ class StatedDevice(msgspec.Struct, kw_only=True, frozen=True):
     """As the table of devices calls it."""
     reason: str
     """Who named it, and what the trace says."""
+
+
+Dimension = Literal["pipeline", "data", "expert", "context", "tensor"]
+"""Ways of dividing a training over ranks, from the outermost to the innermost in most layouts."""
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+
+
+class Coordinate(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """A rank's place in one dimension of parallelism."""
+
+    dimension: Dimension
+    index: Rank
+    """From 0 up to ``size``."""
+    size: Ranks
+    """Ranks along this dimension."""
+    source: str
+    """What told it, in words."""
+    stages: tuple[Rank, ...] = ()
+    """Stages of the model that the rank holds, of ``pipeline``; empty where unknown."""
+    stages_count: Ranks | None = None
+    """Stages of the whole model, virtual ones counted."""
 
 
 class CallCost(msgspec.Struct, kw_only=True, frozen=True):
@@ -185,6 +206,8 @@ class RankManifest(msgspec.Struct, kw_only=True):
     backend: str | None = None
     """Communication backend: nccl, gloo …"""
     process_groups: list[dict[str, Any]] = []
+    coordinates: list[Coordinate] = []
+    """Place in each dimension of parallelism that is known; two of one dimension contradict."""
     environment: dict[str, str] = {}
     devices: list[Device] = []
     device_id: Ordinal | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,11 @@ from chopper.arrow import with_column
 from chopper.errors import printable
 from chopper.storage.files import inside
 from chopper.storage.layout import rank_dir_name
-from chopper.storage.manifest import Finding, RankManifest, RunManifest
+from chopper.storage.manifest import DIMENSIONS, Finding, RankManifest, RunManifest
 from chopper.storage.parts import read_manifest
 from chopper.storage.streams import read_stream
 from chopper.tables import TABLES
+from chopper.wording import ranges
 
 
 def ranks_of(manifest: RunManifest) -> pa.Table:
@@ -38,6 +39,31 @@ def ranks_of(manifest: RunManifest) -> pa.Table:
         texts = {n: printable(v) for n, v in said.items() if isinstance(v, str)}
         rows.append(said | texts | bounds)
     return TABLES["ranks"].of_rows(rows)
+
+
+def coordinates_of(manifest: RunManifest) -> pa.Table:
+    """Return the table `coordinate`: the places of the ranks in the dimensions of parallelism."""
+    rows = [
+        {
+            "rank": part.rank,
+            "dimension": one.dimension,
+            "index": one.index,
+            "size_count": one.size,
+            "stages": ranges(one.stages) or None,
+            "stages_count": one.stages_count,
+            "source": printable(one.source),
+        }
+        for part in sorted(manifest.ranks, key=lambda part: part.rank)
+        for one in sorted(part.coordinates, key=lambda one: DIMENSIONS.index(one.dimension))
+    ]
+    return TABLES["coordinate"].of_rows(rows)
+
+
+OF_MANIFEST: dict[str, Callable[[RunManifest], pa.Table]] = {
+    "ranks": ranks_of,
+    "coordinate": coordinates_of,
+}
+"""Tables that the manifest alone tells."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.arrow import to_arrow as from_list
-from chopper.storage.manifest import Device, Finding
+from chopper.storage.manifest import Coordinate, Device, Finding
 from chopper.tables import TABLES
 
 NO_VALUE = -(2**63)
@@ -84,7 +84,7 @@ class ParsedTrace:
 
     Attributes:
         source: name of the file.
-        rank, world_size, backend, devices, process_groups: as recorded.
+        rank, world_size, backend, devices, process_groups, coordinates: as recorded.
         host_pid: process that launched the work.
         process: its name where several ranks are in the file, else None.
         device_id: device that ran it, None on a host-only trace.
@@ -108,6 +108,7 @@ class ParsedTrace:
     world_size: int | None = None
     backend: str | None = None
     process_groups: list[dict[str, Any]] = field(default_factory=list)
+    coordinates: list[Coordinate] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     borrowed: frozenset[str] = frozenset()
     held_span_ns: tuple[int, int] | None = None
