@@ -1,0 +1,72 @@
+"""The operations of a job: one row per operation, rank and step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
+
+import numpy as np
+
+P2P = ("forward_send", "forward_recv", "backward_send", "backward_recv")
+"""Roles of transfers between stages."""
+GATHER, COLLECTIVE = "gather", "collective"
+COLLECTIVES = (GATHER, COLLECTIVE)
+"""Roles of other communication; a gather of parameters comes before the chunk that needs them."""
+OTHER = "other"
+"""Role of work that is neither: data, loss, optimizer, garbage collection."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operations:
+    """Operations of a job, one row each, in any order; all arrays have one length.
+
+    Attributes:
+        types: names of operation types, as recorded where the recording names them.
+        roles: of each type: one of ``COMPUTE``, ``P2P``, ``COLLECTIVES`` or ``OTHER``.
+        type: code into ``types``.
+        rank: global rank.
+        replica: its place in all dimensions but the pipeline (0 … replicas - 1).
+        stage: its pipeline rank.
+        step: number of the step.
+        global_stage: stage of the model's pipeline, virtual stages counted.
+        micro_batch: -1 where not known.
+        instance: number of the communication, the same on all members; -1 where not matched.
+        start_ns, end_ns: on one clock for all ranks.
+        places: dimension besides the pipeline (``data``, ``tensor`` …) → rank → index.
+        derived: they were put together from kernels, not recorded.
+        notes: what was left out, in words.
+    """
+
+    types: tuple[str, ...]
+    roles: tuple[str, ...]
+    type: np.ndarray
+    rank: np.ndarray
+    replica: np.ndarray
+    stage: np.ndarray
+    step: np.ndarray
+    global_stage: np.ndarray
+    micro_batch: np.ndarray
+    instance: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    places: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    derived: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def role(self) -> np.ndarray:
+        """Role of each operation."""
+        return np.array(self.roles)[self.type]
+
+    def candidates(self) -> Iterator[Self]:
+        """Yield the operations, then those without transfers where kernels tell them in part."""
+        yield self
+        transfers = np.isin(self.role, P2P)
+        if self.derived and transfers.any():
+            names = (f.name for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray))
+            kept = {name: getattr(self, name)[~transfers] for name in names}
+            yield replace(self, **kept)

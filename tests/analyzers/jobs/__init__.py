@@ -1,0 +1,1 @@
+"""Jobs: schedules, the dependency model, what-ifs."""
