@@ -53,7 +53,7 @@ class Run:
     def __init__(
         self,
         recording: Recording,
-        choices: tuple[Source, Stated | None] | None = None,
+        choices: tuple[Source, Stated | None, dict[str, str] | None] | None = None,
         inputs: tuple[FileFacts, ...] | None = None,
     ) -> None:
         self._recording = recording
@@ -388,7 +388,13 @@ def attributed_of(run: Runs) -> Result:
     return run.attribution._run if isinstance(run, Run) else attribute(run)._run
 
 
-def load(source: Source, *, engine: Engine | None = None, device: Stated | None = None) -> Run:
+def load(
+    source: Source,
+    *,
+    engine: Engine | None = None,
+    device: Stated | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Run:
     """Open a run directory, or read traces as a run.
 
     Args:
@@ -397,14 +403,25 @@ def load(source: Source, *, engine: Engine | None = None, device: Stated | None 
             this process where they are small, else one process per core.
         device: the device that it was recorded on, by any usual name (``"h100-sxm"``), or rank →
             device; for recordings that name none. It counts whatever they say.
+        columns: which column of a table of spans is what, where their names do not say so:
+            ``{"rank": "worker", "duration": "took", "unit": "ms"}``.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: the device is not in the table, or a rank not in the run.
+        UsageError: the device is not in the table, a rank not in the run, or a column no field of
+            spans.
     """
-    named = _source(source)
+    named, columns = _source(source), _columns(columns)
     inputs = facts_of(names_of(named))
-    return Run(pipeline.read(named, engine, device=device), (named, device), inputs)
+    recording = pipeline.read(named, engine, device=device, columns=columns)
+    return Run(recording, (named, device, columns), inputs)
+
+
+def _columns(columns: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return the columns of a table of spans, checked."""
+    from chopper.collectors.formats.spans.fields import checked_columns
+
+    return None if columns is None else checked_columns(columns)
 
 
 def attribute(
@@ -414,6 +431,7 @@ def attribute(
     ranks: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
     device: Stated | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Attribution:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
@@ -428,7 +446,7 @@ def attribute(
         ranks: the ranks that views, replay and timeline cover. By default all, or, in a run with
             more than two million host spans and device events, at most sixteen that stand out.
         steps: numbers of the steps to attribute. By default all that were traced.
-        device: the device that it was recorded on, as :func:`load` takes it.
+        device, columns: as :func:`load` takes them.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
@@ -436,21 +454,23 @@ def attribute(
             is not in the table.
     """
     chosen = _numbers("ranks", ranks), _numbers("steps", steps)
-    source, inputs = recording_of(run), None
+    source, inputs, mapped = recording_of(run), None, _columns(columns)
 
     def make() -> Result:
-        return pipeline.attribute(source, engine, *chosen, device=device)
+        return pipeline.attribute(source, engine, *chosen, device=device, columns=mapped)
 
     if isinstance(run, Run) and run._choices is not None and run._inputs is not None:
-        (named, stated), inputs = run._choices, run._inputs
-        device = device or stated
+        (named, stated, stated_columns), inputs = run._choices, run._inputs
+        device, mapped = device or stated, mapped or stated_columns
     elif isinstance(source, Recording):
         return Attribution(make())
     else:
         named = source
     if engine is not None:  # the user wants to see it work
         return Attribution(make())
-    return Attribution(attribution_of(names_of(named), make, *chosen, device, inputs=inputs))
+    return Attribution(
+        attribution_of(names_of(named), make, *chosen, device, mapped, inputs=inputs)
+    )
 
 
 def compare(

@@ -80,7 +80,13 @@ if TYPE_CHECKING:
     Source = str | Path | Sequence[str | Path]
 
 
-def read(source: Source, engine: Engine | None = None, *, device: Stated | None = None) -> Run:
+def read(
+    source: Source,
+    engine: Engine | None = None,
+    *,
+    device: Stated | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Run:
     """Open a run directory, or read traces as a run.
 
     Args:
@@ -89,6 +95,8 @@ def read(source: Source, engine: Engine | None = None, *, device: Stated | None 
             small, else one process per core.
         device: the device that it was recorded on, by any usual name (``"h100-sxm"``), or rank →
             device; for recordings that name none. It counts whatever they say.
+        columns: which column of a table of spans is what (``{"rank": "worker", "unit": "ms"}``),
+            where their names do not say so.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
@@ -96,8 +104,8 @@ def read(source: Source, engine: Engine | None = None, *, device: Stated | None 
     """
     if engine is None:
         with engine_of(sizes_of(source)) as chosen:
-            return read(source, chosen, device=device)
-    run = ingest.read([source] if isinstance(source, str | Path) else list(source), engine)
+            return read(source, chosen, device=device, columns=columns)
+    run = ingest.read([source] if isinstance(source, str | Path) else list(source), engine, columns)
     return run if device is None else with_devices(run, device)
 
 
@@ -283,6 +291,7 @@ def attribute(
     steps: Sequence[int] | None = None,
     *,
     device: Stated | None = None,
+    columns: Mapping[str, str] | None = None,
     begins_ns: Mapping[int, int] | None = None,
 ) -> Attribution:
     """Join, match, attribute and aggregate all ranks of a recording.
@@ -293,7 +302,7 @@ def attribute(
             its memory, else one process per core.
         ranks: those to look at closely; by default all, or of a large run those that matter.
         steps: numbers of those to attribute; by default all.
-        device: the device that it was recorded on, as :func:`read` takes it.
+        device, columns: as :func:`read` takes them.
         begins_ns: rank → when its device was done with what is not recorded of it.
 
     Raises:
@@ -303,8 +312,10 @@ def attribute(
     """
     if engine is None:
         with engine_of(sizes_of(run)) as chosen:
-            return attribute(run, chosen, ranks, steps, device=device, begins_ns=begins_ns)
-    recording = run if isinstance(run, Run) else read(run, engine)
+            return attribute(
+                *(run, chosen, ranks, steps), device=device, columns=columns, begins_ns=begins_ns
+            )
+    recording = run if isinstance(run, Run) else read(run, engine, columns=columns)
     if device is not None:
         recording = with_devices(recording, device)
     missing = sorted({*(ranks or ())} - {*recording.ranks})
@@ -811,7 +822,7 @@ def _numbered_steps(recording: Run, shares: Mapping[int, RankShare]) -> dict[int
     numbered: dict[int, Steps] = {}
     for rank in recording.ranks:
         step = shares[rank].steps.step if rank in shares else recording.table(rank, "step")
-        counted = {"range", "profiler_step"} >= {*step["source"].unique().to_pylist()}
+        counted = {"range", "profiler_step", "span"} >= {*step["source"].unique().to_pylist()}
         if counted or recording.part(rank).status != "imported":
             numbered[rank] = traced_steps(step)
     return numbered
@@ -828,7 +839,7 @@ def clocks_of(manifest: RunManifest) -> dict[int, int]:
 
 
 def share_a_clock(manifest: RunManifest) -> bool:
-    """Return whether the ranks share a host, and so a clock.
+    """Return whether the ranks share a host, and so a clock, or one file has times of all.
 
     Where traces name no host, they are of one when each lists the devices of all and the ranks are
     placed on them one after another, as launchers do on each host.
@@ -839,6 +850,8 @@ def share_a_clock(manifest: RunManifest) -> bool:
         return len(hosts) == 1
     if any(f.code == "run.no_common_time" for f in manifest.findings):
         return False
+    if all(part.environment.get("trace_clock") == "job" for part in parts):
+        return True
     used = [part.device_id for part in parts if part.device_id is not None]
     begins = {part.rank - device for part, device in zip(parts, used, strict=False)}
     return (

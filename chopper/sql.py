@@ -85,7 +85,9 @@ class Declaration:
     view: bool
 
 
-def declarations(source: Source) -> dict[str, Declaration]:
+def declarations(
+    source: Source, columns: Mapping[str, str] | None = None
+) -> dict[str, Declaration]:
     """Return the tables and views that a run may have rows of, without reading its traces.
 
     Raises:
@@ -102,7 +104,7 @@ def declarations(source: Source) -> dict[str, Declaration]:
             names.update(files)
             traced = traced or bool(part.traces) or not files.keys().isdisjoint(_TRACED)
     else:
-        sources = find([source] if isinstance(source, str | Path) else list(source))
+        sources = find([source] if isinstance(source, str | Path) else list(source), columns)
         names.update(t.name for t in GROUPS["telemetry"] if sources.logs or sources.runs)
         names.update(t.name for t in GROUPS["memory"] if sources.snapshots or sources.runs)
         traced = bool(sources.traces or sources.runs)
@@ -141,6 +143,7 @@ class Query:
         sql: one statement that reads.
         memory_bytes: what DuckDB may take for it.
         device: the device that the run was recorded on, or rank → device, as the user says.
+        columns: which column of a table of spans is what, as the user says.
         engine: returns what reads and attributes a run that is named; by default this process.
         label: what errors call the statement.
     """
@@ -152,13 +155,14 @@ class Query:
         memory_bytes: int,
         *,
         device: Stated | None = None,
+        columns: Mapping[str, str] | None = None,
         engine: Callable[[], Engine] = Serial,
         label: str = "SQL",
     ) -> None:
         self._source = source
         self._label = label
         self._engine = engine
-        self._device = device
+        self._device, self._columns = device, columns
         self._sql = sql
         self._memory_bytes = memory_bytes
         self._connection = connection(memory_bytes)
@@ -333,13 +337,17 @@ class Query:
         if isinstance(source, Run):
             source = pipeline.attribute(source, self._engine()) if attributes else source
         elif not isinstance(source, Attribution) and not attributes:
-            source = pipeline.read(source, self._engine(), device=self._device)
+            source = pipeline.read(
+                source, self._engine(), device=self._device, columns=self._columns
+            )
         elif not isinstance(source, Attribution):
             named = source  # as it was named, by which an earlier command kept it
             source = attribution_of(
                 names_of(named),
-                lambda: pipeline.attribute(named, self._engine(), device=self._device),
-                *(None, None, self._device),
+                lambda: pipeline.attribute(
+                    named, self._engine(), device=self._device, columns=self._columns
+                ),
+                *(None, None, self._device, self._columns),
             )
         if not isinstance(source, Attribution):
             return {name: relation(source, name) for name in self.names}

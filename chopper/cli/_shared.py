@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 else:
     _Choice = click.Choice  # generic to type checkers only in some versions of click
 
-_SUFFIXES = (".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle")
+_SUFFIXES = (
+    *(".gz", ".zst", ".json", ".trace", ".pt", ".sqlite", ".rpd", ".db", ".csv", ".pickle"),
+    ".parquet",
+)
 
 
 _RARE = frozenset(
@@ -38,7 +41,7 @@ _RARE = frozenset(
         "workers ray collect counters no_trace no_shapes from_import trace_limit gather prometheus "
         "time_zone fail_on_point allow_different all_steps timeout_s memory_bytes "
         "threads points prices flows_count queue_pairs_count node_latency_s network_latency_s "
-        "uplinks_count "
+        "uplinks_count columns "
         "sequence_parallel imbalance_ratio optimizer_kind loss attention kernels gathers_logits "
         "keeps_logits fragmentation_ratio workspace_bytes bucket_count clock_mhz from_device "
         "check efficiency_ratio host_bandwidth_bytes_per_s host_memory_bytes",
@@ -391,7 +394,7 @@ def engine_for(files: Iterable[Path], counted: deque[str]) -> Engine:
 _SIDES = ("A", "B")
 _STATED = "chopper.device"
 """Where a command keeps the devices that the user named: (side or "", rank or None) → name."""
-_TYPED = "chopper.device.typed"
+_TYPED, _TYPED_MAPS = "chopper.device.typed", "chopper.columns.typed"
 
 
 def device_name(text: str, option: str) -> str:
@@ -415,14 +418,43 @@ def device_names() -> Iterable[str]:
     return map(short_name, known_devices())
 
 
-def device_option(command: _Command) -> _Command:
-    """Add ``--device`` of a command that takes one run."""
-    return _add_device_option(command, "", ("",))
+def read_options(command: _Command) -> _Command:
+    """Add ``--device`` and ``--map`` of a command that takes one run."""
+    return _add_device_option(_add_map_option(command), "", ("",))
 
 
-def device_option_of_two(command: _Command) -> _Command:
-    """Add ``--device`` of a command that takes the runs A and B."""
-    return _add_device_option(command, "; A:NAME, of one of the runs", ("", *_SIDES))
+def read_options_of_two(command: _Command) -> _Command:
+    """Add ``--device`` and ``--map`` of a command that takes the runs A and B."""
+    more = "; A:NAME, of one of the runs"
+    return _add_device_option(_add_map_option(command), more, ("", *_SIDES))
+
+
+_MAPPED = "chopper.columns"
+"""Where a command keeps which column of a table of spans is what, as the user says."""
+
+
+def _add_map_option(command: _Command) -> _Command:
+    def remembered(context: click.Context, _: click.Parameter, values: Sequence[str]) -> None:
+        if values:
+            from chopper.collectors.formats.spans.fields import columns_of
+
+            context.meta[_MAPPED], context.meta[_TYPED_MAPS] = columns_of(values), values
+
+    return click.option(
+        "--map",
+        "columns",
+        multiple=True,
+        metavar="FIELD=COLUMN,…",
+        callback=remembered,
+        expose_value=False,
+        help="Columns of a table of spans (Parquet, CSV, Chrome JSON) whose names do not say what "
+        "they are: rank=worker,step=it,op=what,start=t0,duration=took,unit=ms. May be repeated.",
+    )(command)
+
+
+def mapped() -> dict[str, str] | None:
+    """Return which column of a table of spans is what, as the user says; None for nothing."""
+    return click.get_current_context().meta.get(_MAPPED) or None
 
 
 def _add_device_option(command: _Command, more: str, sides: Sequence[str]) -> _Command:
@@ -465,10 +497,11 @@ def _device_parts(text: str, sides: Sequence[str]) -> tuple[str, Sequence[int | 
     return side, integers(ranks, "--device: ranks") if equals else [None], name
 
 
-def typed_devices() -> list[str]:
+def typed_read_options() -> list[str]:
     """Return the options as the user typed them, for the next command that is proposed."""
-    values = click.get_current_context().meta.get(_TYPED, ())
-    return [word for value in values for word in ("--device", value)]
+    meta = click.get_current_context().meta
+    options = (("--device", meta.get(_TYPED, ())), ("--map", meta.get(_TYPED_MAPS, ())))
+    return [word for option, values in options for value in values for word in (option, value)]
 
 
 def stated(side: str = "") -> dict[int | None, str] | None:
@@ -503,12 +536,12 @@ def attributed(sources: Sequence[str], name: str = "") -> Attribution:
     from chopper.attribution_cache import entry_of
 
     with progress(f"looking for {name or 'the run'}", counted):
-        entry = entry_of(sources, ranks, steps, stated(name))
+        entry = entry_of(sources, ranks, steps, stated(name), mapped())
         known = None if entry is None else entry.read()
     if known is not None:
         return known
     with progress(f"reading {name or 'the run'}", counted):
-        run = pipeline.read(list(sources), engine, device=stated(name))
+        run = pipeline.read(list(sources), engine, device=stated(name), columns=mapped())
     with progress(f"attributing {name}".rstrip(), counted):
         attribution = pipeline.attribute(run, engine, ranks, steps)
     if meta.get("chopper.engine") is not engine:

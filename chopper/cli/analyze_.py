@@ -46,7 +46,7 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
 
 @click.command("analyze", cls=shared.Command)
 @shared.runs
-@shared.device_option
+@shared.read_options
 @click.option(
     "--by",
     type=shared.OneOf("level", LEVELS),
@@ -127,7 +127,7 @@ def command(
         click.echo(to_csv(attribution, by, top), nl=False)
     else:
         print_text(attribution, by, top)
-        command = next_command("chopper report {RUN}", RUN=[*sources, *shared.typed_devices()])
+        command = next_command("chopper report {RUN}", RUN=[*sources, *shared.typed_read_options()])
         tell(f"next: {command}")
 
 

@@ -42,7 +42,7 @@ _all_steps = click.option(
 @click.argument("run_a", metavar="RUN_A", shell_complete=shared.paths)
 @click.argument("run_b", metavar="RUN_B", shell_complete=shared.paths)
 @shared.engines()
-@shared.device_option_of_two
+@shared.read_options_of_two
 @shared.report_output("File to write instead of text")
 @shared.as_json
 @click.option(
@@ -181,7 +181,7 @@ def show(
 @_allow_different
 @_all_steps
 @shared.engines()
-@shared.device_option_of_two
+@shared.read_options_of_two
 def gate(
     runs: tuple[str, ...],
     history: Path | None,

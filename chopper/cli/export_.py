@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("export", cls=shared.Command)
 @shared.runs
-@shared.device_option
+@shared.read_options
 @click.option(
     "--to",
     "kind",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     metavar="ZONE",
     help="Time zone of logs that name none: Europe/Berlin, +02:00, UTC, local.",
 )
-@shared.device_option
+@shared.read_options
 @shared.engines("workers", "ray", "memory")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's manifest as JSON.")
 def command(
@@ -52,7 +52,9 @@ def command(
     rocpd, JSON and CSV (all files of one recording), rocprof's CSV, rpd. A CSV of hardware counters
     (rocprofv3, Nsight Compute) named with a trace, or next to it in a directory, is joined to its
     kernels, as is a CSV log of clocks, power, temperatures or energy (nvidia-smi, rocm-smi,
-    amd-smi, Zeus) and a snapshot of torch's allocator; these can also be read alone.
+    amd-smi, Zeus) and a snapshot of torch's allocator; these can also be read alone. Spans of other
+    tools (timers of a pipeline, one row per operation of a worker) come as Parquet, CSV or, with
+    --map, Chrome JSON.
 
     \b
     Examples:
@@ -62,6 +64,7 @@ def command(
       chopper import trace.json.gz nvidia-smi.csv --time-zone local -o runs/clocks
       chopper import report.sqlite -o runs/from-nsys
       chopper import out/run_*.csv -o runs/from-rocprofv3
+      chopper import spans.csv --map rank=worker,op=what,start=t0,duration=took,unit=ms
       chopper import trace.rpd --device mi300x -o runs/from-rpd
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory
       chopper import "s3://bucket/job/rank*.json.gz" -o s3://bucket/runs/job
@@ -70,11 +73,11 @@ def command(
     from chopper.ingest.attachments import zone_of
     from chopper.storage.caches import cache_folder
 
-    of_device = shared.stated()
+    of_device, columns = shared.stated(), shared.mapped()
     zone = None if time_zone is None else zone_of(time_zone)
     counted: deque[str] = deque([""], maxlen=1)
     with progress("looking for the traces", counted):
-        files = find_sources(traces, counted.append)
+        files = find_sources(traces, counted.append, columns)
     target = output or Path("runs") / (
         shared.run_name(files[0]) if len(files) == 1 else files[0].resolve().parent.name
     )
@@ -87,7 +90,12 @@ def command(
 
     def write(directory: Path) -> RunManifest:
         return write_run(
-            traces, directory, zone=zone, device=of_device, engine=engine, finished=finished
+            *(traces, directory),
+            zone=zone,
+            device=of_device,
+            columns=columns,
+            engine=engine,
+            finished=finished,
         )
 
     with progress(f"importing {len(files)} trace(s)", counted), contextlib.ExitStack() as at_end:

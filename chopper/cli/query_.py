@@ -62,7 +62,7 @@ _SLACK_BYTES = 512 << 20
 @click.argument(
     "sources", metavar="RUN... [SQL]", nargs=-1, required=True, shell_complete=shared.paths
 )
-@shared.device_option
+@shared.read_options
 @click.option("--file", "file", metavar="FILE", help="Read the SQL from a file; - is stdin.")
 @click.option(
     "--format",
@@ -141,7 +141,12 @@ def command(
     def engine() -> Engine:
         return shared.engine_for(files_of(named, counted.append), counted)
 
-    with Query(list(named), sql, memory_bytes, device=shared.stated(), engine=engine) as query:
+    with Query(
+        *(list(named), sql, memory_bytes),
+        device=shared.stated(),
+        columns=shared.mapped(),
+        engine=engine,
+    ) as query:
         with _limited(memory_bytes):
             _bounded(query, query.plan, timeout_s)
         _read(query, counted)
@@ -190,7 +195,7 @@ def _list(sources: tuple[str, ...], kind: _Format | None) -> None:
     counted: deque[str] = deque([""], maxlen=1)
     with progress("looking for the run", counted):
         here(sources, counted.append)
-    declared = declarations(list(sources))
+    declared = declarations(list(sources), shared.mapped())
     if kind == "json":
         for name, table in declared.items():
             columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]

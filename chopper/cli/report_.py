@@ -16,7 +16,7 @@ from chopper.storage.layout import is_experiment
 
 @click.command("report", cls=shared.Command)
 @shared.runs
-@shared.device_option
+@shared.read_options
 @shared.report_output("File to write", "  [default: report.html, or report-2.html …]")
 @click.option("--open", "open_it", is_flag=True, help="Open the report in the browser.")
 def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it: bool) -> None:
@@ -43,7 +43,7 @@ def command(sources: tuple[str, ...], output: Path | None, force: bool, open_it:
     for number, line in enumerate(messages):
         tell(f"- {line}" if number else line)
     print_path(output)
-    named = [*sources, *shared.typed_devices()]
+    named = [*sources, *shared.typed_read_options()]
     if kind == "html" and not open_it:
         words = "chopper report {RUN} -o {FILE} --force --open"
         following = f"open it in a browser, or: {fmt.next_command(words, RUN=named, FILE=[output])}"

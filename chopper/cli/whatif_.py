@@ -21,7 +21,7 @@ def _fixes() -> list[str]:
 
 @click.command("whatif", cls=shared.Command)
 @shared.runs
-@shared.device_option
+@shared.read_options
 @click.option(
     "--fix",
     multiple=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 from pathlib import Path
@@ -46,12 +46,17 @@ _MOST_THREADS = 8
 """Of one recording: each holds 16 MB of text and its rows, and one thread unpacks for all."""
 
 
-def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
+def read(
+    named: Sequence[str | Path],
+    engine: Engine | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Run:
     """Read a run directory with its traces, or traces as a run.
 
     Args:
         named: one run directory, or trace files, globs and directories of traces.
         engine: what reads the files, and holds their tables; by default this process.
+        columns: which column of a table of spans is what; None where their names say so.
 
     Raises:
         InputError: what is named is neither; one line says what was found.
@@ -61,12 +66,14 @@ def read(named: Sequence[str | Path], engine: Engine | None = None) -> Run:
     check_names(named)
     source = " ".join(without_secrets(str(item)) for item in named)
     try:
-        return _read(here(named), engine or Serial(), source)
+        return _read(here(named), engine or Serial(), source, columns)
     except InputError as exc:
         raise InputError(in_addresses(str(exc))) from exc
 
 
-def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
+def _read(
+    named: Sequence[str | Path], engine: Engine, source: str, columns: Mapping[str, str] | None
+) -> Run:
     if len(named) == 1 and is_run(Path(named[0])):
         return replace(_read_directory(Path(named[0]), engine), source=source)
     for item in named:
@@ -75,7 +82,7 @@ def _read(named: Sequence[str | Path], engine: Engine, source: str) -> Run:
                 f"{item}: is a run directory; name it alone, not with other files (`chopper gather "
                 "A B -o DIR` makes one run of those of several nodes)"
             )
-    sources = find(named)
+    sources = find(named, columns)
     traces = list(sources.traces)
     if len(traces) == 1 and traces[0].name == MANIFEST and is_run(traces[0].parent):
         return _read_directory(traces[0].parent, engine)
@@ -294,7 +301,7 @@ def _numbered(
     folders = [_room_for(engine, sources.files(file)) for file in sources.traces]
     threads = _threads_of(engine, len(sources.traces))
     calls = (
-        (sources.files(file), finished, _rows_of(folder), threads, engine.folder)
+        (sources.files(file), finished, _rows_of(folder), threads, engine.folder, sources.columns)
         for file, folder in zip(sources.traces, folders, strict=True)
     )
     results = [*engine.map(read_task, calls, label="read")]

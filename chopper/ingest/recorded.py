@@ -27,12 +27,17 @@ from chopper.storage.run import recorded_tables
 from chopper.version import __version__
 
 
-def read_traces(files: Sequence[Path]) -> list[ParsedTrace]:
-    """Read the traces of one recording.
+def read_traces(
+    files: Sequence[Path], columns: Mapping[str, str] | None = None
+) -> list[ParsedTrace]:
+    """Read the traces of one recording; with ``columns`` from tables of spans.
 
     Raises:
         InputError: it cannot be read.
     """
+    if columns:
+        mapped: list[ParsedTrace] = readers.MAPPED.load().read(files, columns)
+        return mapped
     try:
         reader = readers.reader_of(files[0])
     except OSError as exc:
@@ -83,6 +88,7 @@ def read_task(
     rows: Path | None,
     threads: int,
     folder: Path | None,
+    columns: Mapping[str, str] | None = None,
 ) -> list[ParsedTrace]:
     """Read the traces of one recording; leave their tables in a folder.
 
@@ -92,26 +98,27 @@ def read_task(
         rows: where the rows of a trace go that is too large to be held; None where it is not.
         threads: how many read such a trace at a time.
         folder: of the engine.
+        columns: which column of a table of spans is what; None where their names say so.
     """
-    if rows is not None and readers.reader_of(files[0]) in (None, readers.KINETO):
+    if rows is not None and not columns and readers.reader_of(files[0]) in (None, readers.KINETO):
         read = read_or_cut(files[0], rows, threads)
         if isinstance(read, LargeTrace):
             return [replace(read.trace, tables=cut(read))]
         return [left(trace, folder) for trace in read]
     if finished is None:
-        return [left(trace, folder) for trace in read_traces(files)]
-    path = finished / _fingerprint(files)
+        return [left(trace, folder) for trace in read_traces(files, columns)]
+    path = finished / _fingerprint(files, columns)
     with contextlib.suppress(OSError, InputError):
         return [left(trace, folder) for trace in results.decode(path.read_bytes())]
-    traces = read_traces(files)
+    traces = read_traces(files, columns)
     with contextlib.suppress(OutputError):  # without room for it, the next call reads them again
         write_atomic(path, results.encode(traces, compressed=True))
     return [left(trace, folder) for trace in traces]
 
 
-def _fingerprint(files: Sequence[Path]) -> str:
+def _fingerprint(files: Sequence[Path], columns: Mapping[str, str] | None) -> str:
     """Return a name that changes with the files' names, sizes and times, and with chopper."""
-    parts = [__version__]
+    parts = [__version__, repr(columns)]
     for file in files:
         with contextlib.suppress(OSError):
             facts = file.stat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob as globbing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class Sources:
     """Snapshots of the allocator."""
     runs: list[Path] = field(default_factory=list)
     """Timelines that carry a run."""
+    columns: Mapping[str, str] | None = None
+    """Which column is what, of tables of spans; None where their names say so."""
     _groups: dict[str, Path] = field(default_factory=dict)
 
     def add(self, file: Path, *, named: bool) -> None:
@@ -40,7 +42,7 @@ class Sources:
                 its own tool can.
         """
         try:
-            reader = readers.reader_of(file)
+            reader = readers.MAPPED if self.columns else readers.reader_of(file)
         except InputError:
             if named:
                 raise
@@ -51,7 +53,8 @@ class Sources:
                     f"{file}: a CSV of an unknown kind{readers.what_else(file)}; expected a "
                     "trace or counters of kernels (rocprofv3 --output-format csv, ncu --csv), "
                     "or a log with a time, a device and clocks, power or energy (nvidia-smi "
-                    "--format=csv)"
+                    "--format=csv), or spans with rank, step, op, start and duration (name their "
+                    "columns: --map rank=COLUMN,…)"
                 )
             return
         files = {
@@ -101,7 +104,11 @@ class Sources:
                     self._add_part(str(file), file, named=True)
 
 
-def find_sources(named: Sequence[str | Path], tell: Tell = lambda _: None) -> list[Path]:
+def find_sources(
+    named: Sequence[str | Path],
+    tell: Tell = lambda _: None,
+    columns: Mapping[str, str] | None = None,
+) -> list[Path]:
     """Return the files that the user means by paths, globs and directories, in order, each once.
 
     Of addresses these are copies; ``tell`` is told how far the copying is.
@@ -109,17 +116,19 @@ def find_sources(named: Sequence[str | Path], tell: Tell = lambda _: None) -> li
     Raises:
         InputError: nothing is there, or a directory holds no traces.
     """
-    sources = find(here(named, tell))
+    sources = find(here(named, tell), columns)
     return list(sources.traces) or sources.runs or sources.logs or sources.snapshots
 
 
-def find(named: Sequence[str | Path]) -> Sources:
+def find(named: Sequence[str | Path], columns: Mapping[str, str] | None = None) -> Sources:
     """Resolve paths, globs and directories to files, by kind.
+
+    With ``columns`` all of them are tables of spans.
 
     Raises:
         InputError: as :func:`find_sources`.
     """
-    sources = Sources()
+    sources = Sources(columns=columns)
     check_names(named)
     for item in here(named):
         path = Path(item)
@@ -180,8 +189,8 @@ def _in_directory(path: Path) -> list[Path]:
         return inside + tables
     runs = [p.name for p in entries if p.is_dir() and (p / MANIFEST).is_file()]
     message = (
-        f"{path}: a directory without traces (no *.json or *.json.gz, *.sqlite, *.rpd, *.db or "
-        "rocprof *.csv) and not a run"
+        f"{path}: a directory without traces (no *.json or *.json.gz, *.sqlite, *.rpd, *.db, "
+        "*.parquet or rocprof *.csv) and not a run"
     )
     if runs:
         message += f"; it holds runs, pass one of them: {path / runs[-1]}"

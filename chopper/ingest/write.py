@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 
@@ -36,6 +36,7 @@ def write_run(
     *,
     zone: tzinfo | None = None,
     device: Stated | None = None,
+    columns: Mapping[str, str] | None = None,
     engine: Engine | None = None,
     finished: Path | None = None,
 ) -> manifest.RunManifest:
@@ -46,6 +47,7 @@ def write_run(
         directory: where to.
         zone: of logs whose times name none.
         device: the device that it was recorded on, or rank → device, as the user says.
+        columns: which column of a table of spans is what; None where their names say so.
         engine: what reads the files; by default this process.
         finished: folder of what was read, for a next call where this one is killed.
 
@@ -54,7 +56,7 @@ def write_run(
         UsageError: the device is not in the table, or a rank not in the run.
         OutputError: it cannot be written; what was written is the caller's to remove.
     """
-    sources = find(named)
+    sources = find(named, columns)
     if carrying := sources.run():
         return _write_carried(carrying, directory, device)
     imported = read_sources(sources, zone=zone, engine=engine, finished=finished)

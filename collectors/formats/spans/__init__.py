@@ -1,0 +1,1 @@
+"""Spans of other tools: their tables, and the timers of pipelines."""
