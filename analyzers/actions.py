@@ -22,8 +22,9 @@ from chopper.analyzers.events.places import Where, largest
 from chopper.analyzers.events.steps import spans_in_steps
 from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.changes import Applied
+from chopper.analyzers.replay.job import ERROR_RATIO
 from chopper.analyzers.replay.program import SYNC_END
-from chopper.analyzers.replay.replay import ERROR_RATIO, Replay
+from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.names import is_program_frame
 from chopper.analyzers.views.ranks import Uneven, uneven
@@ -287,6 +288,11 @@ def _longest(run: Attribution, sighting: Sighting) -> tuple[int, int] | None:
 
 def _steps(replay: Replay, sighting: Sighting) -> dict[int, tuple[int, float, int]]:
     """Return the observed and the predicted time of each step without the pattern."""
+    of_rows = sighting.gone, sighting.run_ns, sighting.host_gone, sighting.calm
+    if replay.job is not None and sighting.changes is not None and not any(of_rows):
+        of_all_ranks = replay.job.steps_of(sighting.changes)
+        if of_all_ranks is not None:
+            return of_all_ranks
     scenario = replay.scenario()
     if sighting.changes is not None:
         spent = {row.id for row in replay.run.causes() if row.time_ns}

@@ -124,6 +124,17 @@ class Answers(Protocol):
         """Return the answer of a name; make it where there is none."""
 
 
+class Predictions(Protocol):
+    """Predictions that rest on all ranks of a job (:mod:`chopper.analyzers.replay.job`)."""
+
+    @property
+    def rests_on(self) -> str:
+        """The ranks that the predictions rest on, in words."""
+
+    def saving(self, cause: str) -> Recoverable | None:
+        """Return what a step without a cause takes less; None where it was not replayed."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Attribution:
     """The attribution of every nanosecond of a run's steps to one cause, and what it was made of.
@@ -155,6 +166,7 @@ class Attribution:
         factors: rank → the measured factors of its device events, row by row with `device_event`.
         superset: the attribution of all traced steps; None where it is this one.
         part: the attribution of the ranks whose tables are there; None where they are all.
+        predicted: predictions that rest on all ranks, where ``part`` are some; None without them.
     """
 
     source: str
@@ -179,6 +191,7 @@ class Attribution:
     factors: Mapping[int, Factors]
     superset: Self | None = None
     part: Self | None = None
+    predicted: Predictions | None = None
 
     @property
     def all_steps(self) -> Self:

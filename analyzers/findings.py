@@ -64,8 +64,14 @@ def of_detail(run: Attribution) -> Iterator[Finding]:
     if run.part is not None:
         cover, option = run.covered()
         if option:
-            count = len(run.detail.ranks)
-            yield finding("run.some_closely", count=count, cover=cover, option=option)
+            yield finding(
+                "run.some_closely",
+                count=len(run.detail.ranks),
+                cover=cover,
+                option=option,
+                predictions=", predictions" if run.predicted is None else ", actions",
+                rest="" if run.predicted is None else f"; {run.predicted.rests_on}",
+            )
 
 
 def of_stretches(each: Sequence[Sequence[Finding]]) -> list[Finding]:

@@ -2,11 +2,14 @@
 
     python -m benchmarks.replay [--synthetic | --real] [--magnitudes small,medium,large]
     python -m benchmarks.replay --events 1000000
+    python -m benchmarks.replay --events 10000 --ranks 32
 
 The first form prints the table of docs/concepts/replay.md: each injected cause is taken away in a
 replay, and the predicted step time is compared with that of the job run again without it, for
 training on this machine with the 95 % interval of the error; exit code 1 when a bar is missed. The
-second times the replay of a synthetic run of that many device events.
+second times the replay of a synthetic run of that many device events. With ``--ranks``, a job of so
+many, which all differ, is predicted by one graph of all and by contracted ones: what either takes,
+and how far apart they are.
 """
 
 from __future__ import annotations
@@ -35,12 +38,13 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="only training on this machine")
     parser.add_argument("--magnitudes", default=",".join(MAGNITUDES))
     parser.add_argument("--events", type=int, help="time the replay of so many device events")
+    parser.add_argument("--ranks", type=int, default=1, help="of so many ranks each, with --events")
     parser.add_argument("--all", action="store_true", help="a row for each prediction")
     parser.add_argument("--rounds", type=int, default=3, help="recordings of each real case")
     options = parser.parse_args()
     shown = table if options.all else summary
     if options.events:
-        timed(options.events)
+        timed(options.events) if options.ranks == 1 else compared(options.events, options.ranks)
         return
     cases: list[Prediction] = []
     if not options.real:
@@ -155,6 +159,27 @@ def timed(events: int) -> None:
     ):
         print(f"{label}: {marks[high] - marks[low]:.2f} s")
     print(f"wanted: at most {LIMIT_S:.0f} s for the graph and one change")
+
+
+def compared(events: int, ranks: int) -> None:
+    """Seconds of attribution and every cause's saving, by one graph and by contracted ones."""
+    from chopper.analyzers.replay.replay import recoverable, replay_or_reason
+
+    run = _synthetic.run(events, ranks)
+    taken, found = {}, {}
+    for how, most_rows in (("one graph", 1 << 62), ("contracted", 0)):
+        pipeline.MOST_ROWS = most_rows
+        start_s = time.perf_counter()
+        attribution = pipeline.attribute(run)
+        replay = replay_or_reason(attribution)
+        found[how] = recoverable(attribution, replay)
+        taken[how] = time.perf_counter() - start_s
+        print(f"{ranks} ranks, {how}: {taken[how]:.2f} s for {len(found[how])} causes")
+    step_ns = attribution.observed_ns / attribution.windows.num_rows
+    pairs = ((saving, found["contracted"][cause]) for cause, saving in found["one graph"].items())
+    apart = max(abs((a.step_ns or 0) - (b.step_ns or 0)) for a, b in pairs) / step_ns
+    print(f"contracted takes {taken['contracted'] / taken['one graph']:.2f} of it; ", end="")
+    print(f"predictions differ by at most {fmt.ratio(apart)} of a step (wanted: 1 %)")
 
 
 if __name__ == "__main__":

@@ -71,6 +71,8 @@ from chopper.wording import ranges
 
 if TYPE_CHECKING:
     from chopper.analyzers.replay.answers import WhatIf
+    from chopper.analyzers.replay.contraction import Case
+    from chopper.analyzers.replay.job import Group, JobReplay, Predicted
     from chopper.analyzers.replay.replay import Prediction, Replay
     from chopper.analyzers.replay.whatif_options import Changes
     from chopper.engines import Engine
@@ -278,6 +280,30 @@ def attribute_task(
     return share, totals, leave((joined, result, matched), folder) if closely else None
 
 
+def contract_task(
+    recording: Run,
+    facts: RankTables,
+    stored: Result,
+    matched: Matched | None,
+    cases: Sequence[Case],
+    folder: Path | None = None,
+) -> tuple[np.ndarray, Result]:
+    """Contract a joined rank's graph under each case: return what each takes, leave the rest.
+
+    Raises:
+        InputError: the rank cannot be replayed: what it lacks.
+    """
+    from chopper.analyzers.replay.contraction import contract
+    from chopper.analyzers.replay.replay import check_replayable
+
+    joined = stored.get().restored(rank_input(recording, facts.rank, facts))
+    check_replayable(recording.source, [joined])
+    links = joined.links()  # kept, for what needs them
+    contracted = contract(joined, matched, attribute_rank(joined, matched), cases)
+    del links
+    return contracted.case_bytes, leave(contracted, folder)
+
+
 def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Matched]:
     """Match the collectives of all ranks, whose parts are taken as they come."""
     matched = match(parts, clocks=clocks_of(manifest))
@@ -357,13 +383,29 @@ def _attributed(
     rows_count = sum(max(count, _LEAST_ROWS) for count in stages.rows_count.values())
     all_closely = not ranks and rows_count <= MOST_ROWS and not in_stretches
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
-    detail = None
+    detail = job = None
     if not all_closely:
         near = {*(ranks or detail_ranks(totals.causes, stages.rows_count))}
+        if not in_stretches and not near.issuperset(stages.shares):
+            # Before tables are here: its workers take memory, too.
+            job = stages.job(totals, matched)
         some = stages.attributed([r for r in stages.shares if r in near], matched, closely=True)
         if len(stages.closely) < len(stages.shares) or stages.partly:
             detail = stages.of_closely(some, matched)
-    return aggregate(recording, stages.shares, totals, matched, stages.closely, stages.lost, detail)
+    parts = totals, matched, stages.closely, stages.lost, detail
+    run = aggregate(recording, stages.shares, *parts, job)
+    if run.predicted is None or run.step_time().untraced is None or (pace := _pace(run)) == 1:
+        return run
+    job = stages.job(totals, matched, pace)
+    return replace(run, predicted=None if job is None else job.predicted(run.windows))
+
+
+def _pace(run: Attribution) -> float:
+    """Return the host's pace without tracing, as the ranks that are looked at closely show it."""
+    from chopper.analyzers.replay.replay import replay_or_reason
+
+    replay = replay_or_reason(run)
+    return 1.0 if isinstance(replay, str) else replay.pace
 
 
 def _of_steps(recording: Run, steps: Sequence[int]) -> Run:
@@ -458,6 +500,7 @@ class _Stages:
             _numbered_steps(recording, {}), share_a_clock=share_a_clock(recording.manifest)
         )
         self._joined: dict[int, list[_Unit]] = {}
+        self._entered: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def alone(self, rank: int) -> None:
         """Leave the one rank of a run to be joined when it is attributed: it has no others."""
@@ -492,6 +535,9 @@ class _Stages:
                 )
             )
             parts.append(joint.part)
+            if unit.stretch is None:
+                waiting = joint.part.waiting
+                self._entered[rank] = waiting.event, waiting.start
         if parts:
             yield of_stretches(parts)
 
@@ -552,6 +598,73 @@ class _Stages:
                 self.shares[rank] = self._whole(rank, parts)
                 self.windows[rank] = self.shares[rank].window
         return totals
+
+    def job(
+        self, totals: Totals, matched: Mapping[int, Matched], pace: float = 1.0
+    ) -> JobReplay | None:
+        """Replay the whole job without each of its causes; None where that cannot be.
+
+        Args:
+            totals: of all ranks.
+            matched: rank → its matched collectives.
+            pace: share of its traced time that the host's work takes.
+        """
+        from chopper.analyzers.replay.job import alike, cases_of, times_of
+
+        windows = _stacked([share.window for share in self.shares.values()])
+        groups = alike(times_of(windows, totals, matched, self._entered))
+        sent = sum(len(event) for event, _ in self._entered.values())
+        coupled = sum(len(own.event_row) for own in matched.values())
+        coupled_ratio = coupled / sent if sent else None
+        return self.replayed(cases_of(totals, pace), windows, groups, matched, coupled_ratio)
+
+    def replayed(
+        self,
+        cases: list[Case],
+        windows: pa.Table,
+        groups: list[Group],
+        matched: Mapping[int, Matched],
+        coupled_ratio: float | None,
+    ) -> JobReplay | None:
+        """Replay a job under several cases; None where that cannot be.
+
+        Args:
+            cases: as in :class:`~chopper.analyzers.replay.job.JobReplay`.
+            windows: the `window` table of all ranks.
+            groups: of its ranks; those that represent others are joined.
+            matched: rank → its matched collectives.
+            coupled_ratio: share of the communication events that are matched; None without any.
+        """
+        from chopper.analyzers.replay.job import replayed
+        from chopper.analyzers.replay.scenario import COMPILED
+
+        if not COMPILED or any(self._is_host_only(group.leader) for group in groups):
+            return None
+        units = [unit for group in groups for unit in self._joined[group.leader]]
+        calls = (
+            (
+                self._alone(unit),
+                unit.facts,
+                unit.joined,
+                matched.get(unit.rank),
+                cases,
+                self._engine.folder,
+            )
+            for unit in units
+        )
+        left: list[Result] = []
+        case_bytes = np.zeros(len(cases), dtype=np.int64)
+        for done in self._engine.map(contract_task, calls, label="replay"):
+            if isinstance(done, Lost):
+                return None
+            taken, result = done
+            case_bytes += taken
+            left.append(result)
+        parts = (lambda: (result.get() for result in left)), case_bytes
+        return replayed(cases, windows, groups, coupled_ratio, *parts)
+
+    def _is_host_only(self, rank: int) -> bool:
+        return not self._recording.rows_count(rank, "device_event")
 
     def of_closely(self, totals: Totals, matched: Mapping[int, Matched]) -> Attribution:
         """Aggregate the ranks that were looked at closely, as a run of their own."""
@@ -659,6 +772,7 @@ def aggregate(
     closely: Mapping[int, tuple[JoinedRank, RankResult]],
     lost: Sequence[Finding] = (),
     detail: Attribution | None = None,
+    job: JobReplay | None = None,
 ) -> Attribution:
     """Put the results of all ranks together: of the kind of steps that the step time is of.
 
@@ -670,6 +784,7 @@ def aggregate(
         closely: rank → its tables, of those that are looked at closely.
         lost: ranks that are left out.
         detail: the same of the ranks that are looked at closely, where these are not all.
+        job: the replay of all ranks, where not all are looked at closely.
     """
     every = [*shares.values()]
     joined = {rank: pair[0] for rank, pair in closely.items()}
@@ -709,6 +824,8 @@ def aggregate(
         factors={rank: r.factors for rank, r in results.items() if r.factors is not None},
         part=detail,
     ).of_kind()
+    if job is not None and job.is_right:
+        run = replace(run, predicted=job.predicted(run.windows))
     findings += [*found.of_steps(run.step_time(), findings), *found.of_unnumbered(windows)]
     findings += [*found.of_utilization(run), *found.of_detail(run), *found.of_memory(run)]
     findings = found.gathered(findings)
@@ -735,12 +852,36 @@ def whatif(run: Attribution, changes: Changes, replay: Replay | None = None) -> 
     from chopper.analyzers.views.snapshots import determinism_advice
 
     replay = replay or Replay(run)
-    found = _answer(run.recording, replay.predict(changes))
+    prediction = replay.predict(changes)
+    prediction = replace(prediction, job=_of_job(run, changes, prediction))
+    found = _answer(run.recording, prediction)
     if not changes.of_clock:
         return found
-    found = found.widened(replay.clock_range_ns(changes))
+    found = found.widened(prediction.clock_range_ns(changes))
     advice = determinism_advice(run)
     return found if advice is None else replace(found, notes=[*found.notes, advice])
+
+
+def _of_job(run: Attribution, changes: Changes, prediction: Prediction) -> Predicted | None:
+    """Predict the steps of a job whose ranks are not all replayed closely; None for others."""
+    from chopper.analyzers.replay.contraction import Case
+    from chopper.analyzers.replay.replay import CI95_DEVIATIONS
+
+    job = prediction.replay.job
+    if job is None:
+        return None
+    pace, link = job.pace, prediction.link_change
+    deviations = (0.0, -CI95_DEVIATIONS, CI95_DEVIATIONS) if changes.of_clock else (0.0,)
+    cases = [Case(), Case(pace=pace), *(Case(changes, pace, link, off) for off in deviations)]
+    recording, leaders = run.recording, [group.leader for group in job.groups]
+    with engine_of([trace_bytes(recording, rank) for rank in leaders]) as engine:
+        stages = _Stages(recording, engine)
+        matched = run.all_steps.matched
+        for _ in stages.joined(leaders):
+            pass
+        windows = run.all_steps.windows
+        found = stages.replayed(cases, windows, job.groups, matched, job.coupled_ratio)
+    return None if found is None else found.predicted(run.windows)
 
 
 def _answer(recording: Run, prediction: Prediction) -> WhatIf:

@@ -13,7 +13,7 @@ from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution, CauseRow, Group
 from chopper.analyzers.causes.step_time import SLOWED_RATIO, TRAINING, StepTime
 from chopper.analyzers.events.held_memory import HeldMemory, held_memory
-from chopper.analyzers.replay.replay import SLOWED
+from chopper.analyzers.replay.changes import SLOWED
 from chopper.causes import LEAVES, Level
 from chopper.hardware.ceilings import UNNAMED
 from chopper.reports.labels import full_label, sentence

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
-from chopper.analyzers.attribution import Attribution, Recoverable
+from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay.answers import WhatIf
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import not_fixable
@@ -54,7 +52,7 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
                             _unit(prediction),
                         )
                     ),
-                    _recoverable(prediction, replay.recoverable()),
+                    _recoverable(prediction, replay),
                 )
             ),
             *_critical_path(prediction),
@@ -142,9 +140,13 @@ def _causes(prediction: WhatIf) -> Section:
     return Section(title="Causes, per rank and step", blocks=(table,))
 
 
-def _recoverable(prediction: WhatIf, saving: Mapping[str, Recoverable]) -> Section:
+def _recoverable(prediction: WhatIf, replay: Replay) -> Section:
     """Show the predicted saving of each cause, the largest first."""
-    attribution, before = prediction.observed, _per_window(prediction.unchanged)
+    saving, attribution = replay.recoverable(), prediction.observed
+    before = _per_window(prediction.unchanged)
+    if replay.job is not None:
+        attribution = replay.whole
+        before = _per_window(attribution)
     windows = max(int(attribution.windows.num_rows), 1)
     step_ns = attribution.observed_ns / windows or 1
     if prediction.pace < 1:

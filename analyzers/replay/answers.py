@@ -38,6 +38,10 @@ class WhatIf:
         pace: share of its traced time that the host's work is taken to last without tracing.
         reference_rank: rank that all others are assumed to equal, where stragglers are removed.
         path: nanoseconds of the critical path by (leaf cause, what it was), largest first.
+        ranks_count, replayed_ranks_count: ranks that the step time is of, and how many of them were
+            replayed for all.
+        grouping_error_ratio: the most that another rank differs, in a step, from the replayed one
+            that it is taken to change as.
     """
 
     source: str
@@ -55,6 +59,9 @@ class WhatIf:
     pace: float = 1.0
     reference_rank: int | None = None
     path: list[tuple[str, str, float]] = field(default_factory=list)
+    ranks_count: int = 1
+    replayed_ranks_count: int = 1
+    grouping_error_ratio: float = 0.0
 
     @property
     def saved_ratio(self) -> float:
@@ -119,6 +126,9 @@ class WhatIf:
             ],
             "unmodified_error_ratio": self.error_ratio,
             "reference_rank": self.reference_rank,
+            "ranks_count": self.ranks_count,
+            "replayed_ranks_count": self.replayed_ranks_count,
+            "grouping_error_ratio": self.grouping_error_ratio,
             "notes": self.notes,
             "next_bottleneck": None
             if following is None

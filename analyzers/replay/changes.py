@@ -16,7 +16,7 @@ import numpy as np
 
 from chopper import wording as fmt
 from chopper.analyzers.causes.states import copy_direction
-from chopper.analyzers.replay.program import SYNCHRONIZATION
+from chopper.analyzers.replay.program import CALL, SYNCHRONIZATION
 from chopper.analyzers.replay.whatif_options import Changes, leaves_of
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import link_peaks
@@ -46,6 +46,12 @@ _OF_LAUNCHING = [
     *(CODES[f"idle.preparation.{c}"] for c in ("dispatch", "runtime", "profiler")),
     *_BETWEEN,
 ]
+SLOWED = tuple(
+    f"idle.preparation.{c}" for c in ("dispatch", "runtime", "profiler", "python", "unobserved")
+)
+"""Work that tracing slows, besides calls that launch. Data, collections of garbage and compilation
+take the time they take."""
+_SLOWED = [CALL, *(CODES[cause] for cause in SLOWED)]
 _SAID_CLOCK_RATIO = 0.95
 _SPREAD = 1.5
 """Sizes of messages must differ by this much to tell a link's latency from its bandwidth."""
@@ -315,6 +321,21 @@ def observed_link(facts: list[CauseTimes]) -> Link:
     return Link(0.0, float(sizes.sum() / max(times.sum(), 1)) * 1e9, separable=False)
 
 
+@dataclass(frozen=True)
+class LinkChange:
+    """A change of the link between the ranks of a job.
+
+    Attributes:
+        link: as the job shows it.
+        bandwidth_ratio: how many times as fast it becomes.
+        latency_ns: its latency then; None for what it is.
+    """
+
+    link: Link
+    bandwidth_ratio: float
+    latency_ns: float | None
+
+
 def set_link(
     scenario: Scenario,
     facts: list[CauseTimes],
@@ -411,6 +432,14 @@ def remove_operator(scenario: Scenario, facts: list[CauseTimes], name: str) -> i
     return count
 
 
+def set_pace(scenario: Scenario, ratio: float) -> None:
+    """Work of the host that tracing slowed takes so much of its traced time."""
+    for rank_index, node in enumerate(scenario.ranks):
+        if not node.joined.host_only:
+            slowed = np.isin(node.program.parts.cause, _SLOWED)
+            scenario.part_scale[rank_index] = np.where(slowed, ratio, 1.0)
+
+
 def launch_graphs(scenario: Scenario, facts: list[CauseTimes]) -> None:
     """Each step is one graph: the host's operators, calls and Python between them take no time.
 
@@ -419,6 +448,37 @@ def launch_graphs(scenario: Scenario, facts: list[CauseTimes]) -> None:
     scenario.calls = True
     for rank_index, fact in enumerate(facts):
         scenario.without_host(rank_index, np.isin(fact.node.program.parts.cause, _OF_LAUNCHING))
+
+
+def change_rank(
+    scenario: Scenario,
+    fact: CauseTimes,
+    changes: Changes,
+    link: LinkChange | None = None,
+    deviations: float = 0.0,
+) -> None:
+    """Apply to one rank of a job the changes that the whole of it has data for.
+
+    Args:
+        scenario: of this rank alone.
+        fact: of the rank.
+        changes: what is changed.
+        link: the change of the link, where that changes.
+        deviations: how many standard errors off the sensitivities to the clock are taken.
+    """
+    facts = [fact]
+    remove_causes(scenario, facts, changes.fix)
+    if changes.of_clock:
+        set_clock(scenario, facts, changes.clock_hz, deviations)
+    if link is not None:
+        set_link(scenario, facts, link.link, link.bandwidth_ratio, link.latency_ns)
+    for what, times in changes.faster:
+        make_faster(scenario, facts, what, times)
+    for name in changes.without:
+        remove_operator(scenario, facts, name)
+    if changes.graphs:
+        launch_graphs(scenario, facts)
+    scenario.overlap = changes.overlap
 
 
 def operator_names(facts: list[CauseTimes]) -> list[str]:
@@ -445,6 +505,8 @@ class Applied:
         described: the changes in words.
         notes: what limits the prediction.
         deviations: how many standard errors off the sensitivities to the clock are taken.
+        link_change: of the link; None where it stays.
+        link_facts: of the ranks whose transfers show the link; None for those of ``facts``.
     """
 
     scenario: Scenario
@@ -454,6 +516,8 @@ class Applied:
     deviations: float = 0.0
     described: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    link_change: LinkChange | None = None
+    link_facts: list[CauseTimes] | None = None
 
     def apply(self, changes: Changes) -> None:
         """Apply changes to the scenario.
@@ -508,7 +572,7 @@ class Applied:
 
     def link(self, changes: Changes) -> None:
         """Bandwidth and latency between ranks."""
-        link = observed_link(self.facts)
+        link = observed_link(self.link_facts or self.facts)
         if link.bytes_per_s is None:
             raise UsageError(
                 "--link: no collective of known size was seen on all ranks of its group"
@@ -533,6 +597,7 @@ class Applied:
                 "bandwidth of the link cannot be separated"
             )
         set_link(self.scenario, self.facts, link, ratio, latency)
+        self.link_change = LinkChange(link, ratio, latency)
         if ratio != 1.0:
             self.described.append(f"link bandwidth {fmt.factor(ratio)}")
         if latency is not None:

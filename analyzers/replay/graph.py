@@ -60,6 +60,8 @@ the host that synchronized, or waited for a collective; beside the program, to w
 threads of its own; and from a transfer to the next over the same link."""
 NEVER = -(1 << 62)
 """Weight of an edge that decides nothing, until a scenario gives it another."""
+ABSENT = int(np.iinfo(np.int64).min)
+"""Weight of an edge that is not there."""
 _OWN_LAG_NS = 50_000
 """A longer lag is no variation of a latency: something else was waited for."""
 _GAP_NS = 5_000
@@ -298,6 +300,8 @@ class Graph:
         ranks: the ranks.
         contradicted: edges that were left out because they were observed in another order.
         free: device events that wait for nothing that was recorded: they stay where they are.
+        ready: moment of the last arrival at each collective.
+        instance: number of each of these collectives.
     """
 
     time_ns: np.ndarray
@@ -311,6 +315,8 @@ class Graph:
     ranks: list[RankNodes]
     contradicted: int
     free: int
+    ready: np.ndarray
+    instance: np.ndarray
 
 
 def ranges(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -319,8 +325,14 @@ def ranges(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return of, np.arange(len(of)) + (first - np.cumsum(count) + count)[of]
 
 
-def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
-    """The graph of joined ranks, their collectives matched."""
+def build(ranks: Sequence[tuple[JoinedRank, Matched | None]], *, with_others: bool = True) -> Graph:
+    """The graph of joined ranks, their collectives matched.
+
+    Args:
+        ranks: each with its matched collectives.
+        with_others: the last arrivals at collectives are those of these ranks; else they come when
+            they came, whatever becomes of these ranks: other ranks of the job are not here.
+    """
     nodes: list[RankNodes] = []
     moments = events = intervals = 0
     for joined, matched in ranks:
@@ -331,11 +343,11 @@ def build(ranks: Sequence[tuple[JoinedRank, Matched | None]]) -> Graph:
         nodes.append(node)
     edges = [edge for node in nodes for edge in node.edges()]
     edges += _turns(nodes, edges, moments)
-    ready = _couple(nodes, edges, moments)
-    times = [*(node.time_ns - node.offset_ns for node in nodes), ready]
+    instance, ready_ns = _couple(nodes, edges, moments, with_others=with_others)
+    times = [*(node.time_ns - node.offset_ns for node in nodes), ready_ns]
     ranks_of = np.append(np.arange(len(nodes), dtype=np.int32), np.int32(-1))
     owner = np.repeat(ranks_of, [len(t) for t in times])
-    return _ordered(np.concatenate(times), owner, edges, nodes)
+    return _ordered(np.concatenate(times), owner, edges, nodes, instance)
 
 
 def _turns(nodes: list[RankNodes], edges: list[Edges], count: int) -> list[Edges]:
@@ -380,8 +392,10 @@ def _coupled(events: DeviceEvents, matched: Matched | None) -> tuple[np.ndarray,
     return coupled, transfer
 
 
-def _couple(nodes: list[RankNodes], edges: list[Edges], base: int) -> np.ndarray:
-    """Edges through the last arrival at each collective; when these were observed."""
+def _couple(
+    nodes: list[RankNodes], edges: list[Edges], base: int, *, with_others: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Edges through the last arrival at each collective; its number, and when these came."""
     members = [
         (node, rows, node.matched.instance[rows])
         for node in nodes
@@ -392,18 +406,25 @@ def _couple(nodes: list[RankNodes], edges: list[Edges], base: int) -> np.ndarray
     count = 1 + max((int(instance.max(initial=-1)) for _, _, instance in members), default=-1)
     ready = np.full(count, never, dtype=np.int64)
     for node, rows, instance in members:
-        np.maximum.at(ready, instance, node.links.events.start_ns[rows] - node.offset_ns)
+        entered = node.links.events.start_ns[rows]
+        if not with_others and node.matched is not None:
+            entered = np.maximum(entered, node.matched.ready_ns[rows])
+        np.maximum.at(ready, instance, entered - node.offset_ns)
     number = np.cumsum(ready > never) - 1
     for node, rows, instance in members:
-        at, none = base + number[instance], np.zeros(len(rows), np.int64)
-        edges.append((ARRIVE, node.start[rows], at, none, node.event_base + rows))
+        at, arrive = base + number[instance], np.full(len(rows), 0 if with_others else ABSENT)
+        edges.append((ARRIVE, node.start[rows], at, arrive, node.event_base + rows))
         at, stay = at[node.coupled[rows]], rows[node.coupled[rows]]
         edges.append((TRANSFER, at, node.end[stay], node.transfer_ns[stay], node.event_base + stay))
-    return ready[ready > never]
+    return np.flatnonzero(ready > never), ready[ready > never]
 
 
 def _ordered(
-    time: np.ndarray, owner: np.ndarray, edges: list[Edges], nodes: list[RankNodes]
+    time: np.ndarray,
+    owner: np.ndarray,
+    edges: list[Edges],
+    nodes: list[RankNodes],
+    instance: np.ndarray,
 ) -> Graph:
     """Number the moments in order of time and sort the edges by where they lead."""
     source, target, weight, of = (
@@ -440,11 +461,15 @@ def _ordered(
     lag = np.zeros(len(time), dtype=np.int64)
     if len(entered):
         lag[entered] = time[entered] - np.maximum.reduceat(arrival, first[entered])
+    # Of a last arrival without the other ranks no edge tells: it wraps around.
+    np.maximum(lag, 0, out=lag)
     _own_lags(lag, time, arrival, first, weight, kind)
     for node in nodes:
         node.renumber(number)
     free = sum(int((count[n.start] == 0).sum()) for n in nodes)
-    return Graph(time, first, source, weight, kind, of, lag, owner, nodes, contradicted, free)
+    columns = first, source, weight, kind, of, lag, owner
+    ready = number[len(time) - len(instance) :]
+    return Graph(time, *columns, nodes, contradicted, free, ready, instance)
 
 
 def _own_lags(

@@ -12,10 +12,10 @@ import numpy as np
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Recoverable
 from chopper.analyzers.replay.answers import WhatIf, summary
-from chopper.analyzers.replay.changes import Applied, CauseTimes, remove_causes
-from chopper.analyzers.replay.graph import build
+from chopper.analyzers.replay.changes import Applied, CauseTimes, remove_causes, set_pace
+from chopper.analyzers.replay.graph import RankNodes, build
+from chopper.analyzers.replay.job import ERROR_RATIO, predicted_of
 from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
-from chopper.analyzers.replay.program import CALL
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.schedule import tables
 from chopper.analyzers.replay.whatif_options import not_fixable
@@ -23,7 +23,6 @@ from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, row_set
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.tables import HostSpans
-from chopper.causes import CODES
 from chopper.errors import InputError
 from chopper.wording import ranges
 
@@ -33,25 +32,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from chopper.analyzers.attribution import Attribution
+    from chopper.analyzers.replay.changes import LinkChange
+    from chopper.analyzers.replay.job import Predicted
     from chopper.analyzers.replay.path import Path as CriticalPath
     from chopper.analyzers.replay.scenario import Outcome
     from chopper.analyzers.replay.whatif_options import Changes
     from chopper.analyzers.trace.rank_join import JoinedRank
 
-ERROR_RATIO = 0.01
-"""An unmodified replay that is further from the observed time says nothing about changes."""
+CI95_DEVIATIONS = 1.96
+"""Standard errors to either end of an interval of 95 %."""
 _LAUNCHED_RATIO = 0.5
 _SAID_LAUNCHED_RATIO = 0.99
 _LAG_RATIO = 0.1
 _COUPLED_RATIO = 0.5
 _FREE_RATIO = 0.01
 _CONTRADICTED_RATIO = 0.1
-SLOWED = tuple(
-    f"idle.preparation.{c}" for c in ("dispatch", "runtime", "profiler", "python", "unobserved")
-)
-"""Work that tracing slows, besides calls that launch. Data, collections of garbage and compilation
-take the time they take."""
-_SLOWED = [CALL, *(CODES[cause] for cause in SLOWED)]
 _LEAST_PACE = 0.1
 """No recording slows a host more than tenfold."""
 _PACE_PRECISION = 0.005
@@ -67,6 +62,8 @@ class Replay:
     """
 
     def __init__(self, run: Attribution) -> None:
+        self.whole = run
+        """The attribution that the replay is of; of a large run, predictions rest on all of it."""
         run = self.run = run.detail
         # Steps depend on those before them: all kinds are replayed, and one is counted.
         self.base: Base = _base_of(run)
@@ -96,7 +93,8 @@ class Replay:
         other = copy(self)
         for name in ("coupled_ratio", "notes", "_observed"):
             other.__dict__.pop(name, None)
-        other.run, other.counted = run, _counted(run, self.base)
+        other.whole = other.run = run
+        other.counted = _counted(run, self.base)
         return other
 
     def scenario(self) -> Scenario:
@@ -194,7 +192,8 @@ class Replay:
                 f"{fmt.ratio(lag_ratio)} of the critical path is waiting that no recorded "
                 "dependency explains: it is assumed not to change"
             )
-        if self.coupled_ratio is not None and self.coupled_ratio < _COUPLED_RATIO:
+        coupled_ratio = self.coupled_ratio if self.job is None else None
+        if coupled_ratio is not None and coupled_ratio < _COUPLED_RATIO:
             notes.append(
                 "collectives are not matched on all their ranks: each keeps its observed "
                 "duration, whenever it starts"
@@ -264,14 +263,25 @@ class Replay:
             steps[number] = before, after * (windows / as_many), windows
         return steps
 
+    @property
+    def job(self) -> Predicted | None:
+        """Predictions that rest on all ranks, where not all are replayed here."""
+        return predicted_of(self.whole)
+
     def recoverable(self) -> dict[str, Recoverable]:
         """Return what each cause with time in it would give back if it were gone."""
         savings: dict[str, Recoverable] = {}
-        for row in self.run.causes():
+        job = self.job
+        coupled_ratio = self.coupled_ratio if job is None else job.coupled_ratio
+        for row in self.run.causes() if job is None else self.whole.causes():
             why = row.withheld or not_fixable(row.id)
-            if row.id == "communication.wait" and not self.coupled_ratio:
+            if row.id == "communication.wait" and not coupled_ratio:
                 why = why or "no collective was seen on all ranks of its group"
-            savings[row.id] = Recoverable(None, reason=why) if why else self.gives_back([row.id])
+            if why:
+                savings[row.id] = Recoverable(None, reason=why)
+            else:
+                known = None if job is None else job.saving(row.id)
+                savings[row.id] = known or self.gives_back([row.id])
         return savings
 
     def predict(self, changes: Changes, deviations: float = 0.0) -> Prediction:
@@ -285,8 +295,14 @@ class Replay:
         Raises:
             UsageError: a change that this run has no data for, or that names nothing in it.
         """
-        spent = {row.id for row in self.run.causes() if row.time_ns}
-        applied = Applied(self.scenario(), self.facts, self.coupled_ratio, spent, deviations)
+        job, run = self.job, self.run
+        coupled_ratio = self.coupled_ratio
+        if job is not None:
+            run, coupled_ratio = self.whole, job.coupled_ratio
+        spent = {row.id for row in run.causes() if row.time_ns}
+        applied = Applied(self.scenario(), self.facts, coupled_ratio, spent, deviations)
+        if job is not None and changes.of_link:
+            applied.link_facts = self._link_facts()
         applied.apply(changes)
         outcome = applied.scenario.solve()
         return Prediction(
@@ -296,19 +312,20 @@ class Replay:
             self.compared(outcome),
             applied.described,
             applied.notes,
+            applied.link_change,
         )
 
-    def clock_range_ns(self, changes: Changes) -> tuple[float, float]:
-        """Mean step with every sensitivity to the clock 1.96 standard errors too low, and too high.
-
-        Raises:
-            UsageError: see :meth:`predict`.
-        """
-        low, high = (
-            summary(self.predict(changes, deviations).steps.values())[1]
-            for deviations in (-1.96, 1.96)
-        )
-        return low, high
+    def _link_facts(self) -> list[CauseTimes]:
+        """Return facts of these ranks, their collectives matched with those of all other ranks."""
+        matched = self.whole.all_steps.matched
+        return [
+            CauseTimes(
+                RankNodes(fact.node.joined, matched.get(fact.node.rank), (0, 0, 0)),
+                fact.piece,
+                fact.factors,
+            )
+            for fact in self.facts
+        ]
 
     def critical_path(self, outcome: Outcome | None = None) -> CriticalPath:
         """The critical path of the counted windows: of the run as it was, or of an outcome."""
@@ -338,6 +355,8 @@ class Prediction:
         steps: as :meth:`Replay.compared` returns them.
         described: the changes in words.
         notes: what limits the prediction.
+        link_change: of the link; None where it stays.
+        job: of all ranks, its first case with these changes; None where all are replayed here.
     """
 
     replay: Replay
@@ -346,6 +365,23 @@ class Prediction:
     steps: dict[int, tuple[int, float, int]]
     described: list[str]
     notes: list[str]
+    link_change: LinkChange | None = None
+    job: Predicted | None = None
+
+    def clock_range_ns(self, changes: Changes) -> tuple[float, float]:
+        """Mean step with every sensitivity to the clock 1.96 standard errors too low, and too high.
+
+        Raises:
+            UsageError: see :meth:`Replay.predict`.
+        """
+        if self.job is not None:
+            low, high = (summary(self.job.steps(case).values())[1] for case in (1, 2))
+        else:
+            low, high = (
+                summary(self.replay.predict(changes, deviations).steps.values())[1]
+                for deviations in (-CI95_DEVIATIONS, CI95_DEVIATIONS)
+            )
+        return low, high
 
     def tables(self) -> dict[int, dict[str, pa.Table]]:
         """Return the tables of the changed run by rank and name."""
@@ -364,9 +400,14 @@ class Prediction:
             attribution: of :meth:`tables`, in any steps.
             unchanged: the same of the replay without changes; None where that is the run as it was.
         """
-        replay = self.replay
+        replay, job = self.replay, self.job
         replayed = attribution.of_steps(self.steps)
-        mean_observed, mean_predicted, interval, saved = summary(self.steps.values())
+        steps, reference = self.steps, None
+        if self.reference is not None:
+            reference = replay.base.graph.ranks[self.reference].rank
+        if job is not None:
+            steps, reference = job.steps(0), job.references[0]
+        mean_observed, mean_predicted, interval, saved = summary(steps.values())
         path = causes_of(self.outcome, replay.critical_path(self.outcome), replay.facts)
         return WhatIf(
             source=replay.run.source,
@@ -377,19 +418,27 @@ class Prediction:
             saved_ci95_ns=saved,
             steps={
                 None if number < 0 else number: (round(before / windows), round(after / windows))
-                for number, (before, after, windows) in self.steps.items()
+                for number, (before, after, windows) in steps.items()
             },
-            error_ratio=replay.error_ratio,
-            notes=[*replay.notes, *self.notes, *self._limits(replayed)],
+            error_ratio=replay.error_ratio if job is None else job.error_ratio,
+            notes=[*replay.notes, *self.notes, *self._limits(replayed), *self._rests_on()],
             attribution=replayed,
             observed=replay.run,
             unchanged=replay.run if unchanged is None else unchanged.of_steps(self.steps),
             pace=replay.pace,
-            reference_rank=None
-            if self.reference is None
-            else replay.base.graph.ranks[self.reference].rank,
+            reference_rank=reference,
+            ranks_count=len(replay.facts) if job is None else job.ranks_count,
+            replayed_ranks_count=len(replay.facts) if job is None else len(job.groups),
+            grouping_error_ratio=0.0 if job is None else job.grouping_error_ratio,
             path=sorted(((c, n, t) for (c, n), t in path.items()), key=lambda row: -row[2]),
         )
+
+    def _rests_on(self) -> list[str]:
+        """Say which ranks the prediction rests on, where not all are replayed here."""
+        if self.job is None:
+            return []
+        covered, _ = self.replay.whole.covered()
+        return [f"{self.job.rests_on}; its causes and its critical path cover {covered}"]
 
     def _limits(self, replayed: Attribution) -> list[str]:
         """Say how far the attributed steps are from the predicted ones."""
@@ -413,16 +462,7 @@ def _base_of(run: Attribution) -> Base:
         InputError: the run cannot be replayed: what it lacks.
     """
     usable = [j for j in run.joined.values() if len(j.windows)]
-    if not usable:
-        raise InputError(
-            f"{run.source}: cannot be replayed: no device event and no operator was recorded"
-        )
-    if not all(j.windows.recorded.all() for j in usable):
-        raise InputError(
-            f"{run.source}: cannot be replayed: it was traced in several windows, and the time "
-            "between them is unknown; pass the trace of one window"
-        )
-    _check_launches(run.source, usable)
+    check_replayable(run.source, usable)
     return Base(build([(j, run.matched.get(j.inputs.rank)) for j in usable]))
 
 
@@ -448,13 +488,22 @@ def _facts_of(attribution: Attribution, base: Base) -> list[CauseTimes]:
     ]
 
 
-def _check_launches(source: str, joined: Sequence[JoinedRank]) -> None:
-    """Refuse traces whose device events hang on nothing.
+def check_replayable(source: str, joined: Sequence[JoinedRank]) -> None:
+    """Refuse ranks that cannot be replayed.
 
     Raises:
-        InputError: most device events have no launch, or graphs have no kernels, or the kernels of
-            whole steps were lost.
+        InputError: nothing was recorded of them, or in several windows; most device events have no
+            launch, or graphs have no kernels, or the kernels of whole steps were lost.
     """
+    if not any(len(j.windows) for j in joined):
+        raise InputError(
+            f"{source}: cannot be replayed: no device event and no operator was recorded"
+        )
+    if not all(j.windows.recorded.all() for j in joined):
+        raise InputError(
+            f"{source}: cannot be replayed: it was traced in several windows, and the time "
+            "between them is unknown; pass the trace of one window"
+        )
     for j in joined:
         lost = ranges(j.windows.lost_steps)
         if lost or not (j.host_only or j.device_event.num_rows):
@@ -525,14 +574,6 @@ def lanes_of(replay: Replay) -> dict[int, Lane]:
 # longer than those that ran without a trace; and where the device decides how long those take, work
 # of the host alone is no longer than the shortest step right after a trace: writing it drained the
 # device, so the host waited for nothing. Where the device decides, the host may be faster still.
-
-
-def set_pace(scenario: Scenario, ratio: float) -> None:
-    """Work of the host that tracing slowed takes so much of its traced time."""
-    for rank_index, node in enumerate(scenario.ranks):
-        if not node.joined.host_only:
-            slowed = np.isin(node.program.parts.cause, _SLOWED)
-            scenario.part_scale[rank_index] = np.where(slowed, ratio, 1.0)
 
 
 def without_device(scenario: Scenario) -> None:

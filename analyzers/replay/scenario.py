@@ -22,16 +22,13 @@ try:
 except ImportError:  # no compiler when it was installed
     COMPILED = False
 
-ABSENT = int(np.iinfo(np.int64).min)
-"""Weight of an edge that is not there."""
-
 
 def solve(graph: Graph, weight_ns: np.ndarray, lag_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the time of each moment in ns, and the edge that decided it (-1 for none).
 
     Args:
         graph: moments and edges, in order.
-        weight_ns: what each edge takes at least, ABSENT for none.
+        weight_ns: what each edge takes at least, ``graph.ABSENT`` for none.
         lag_ns: what each moment takes beyond its latest predecessor.
     """
     time = np.empty(len(graph.time_ns), dtype=np.int64)
@@ -60,10 +57,10 @@ def in_python(
     for high, lag, anchor in zip(
         first[1:].tolist(), lag_ns.tolist(), anchor_ns.tolist(), strict=True
     ):
-        best, edge = ABSENT, -1
+        best, edge = g.ABSENT, -1
         for at in range(low, high):
             weight = weights[at]
-            if weight != ABSENT and (reached := times[sources[at]] + weight) > best:
+            if weight != g.ABSENT and (reached := times[sources[at]] + weight) > best:
                 best, edge = reached, at
         times.append(anchor if edge < 0 else best + lag)
         by.append(edge)
@@ -78,10 +75,13 @@ class Base:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.time_ns, self.decided = solve(graph, graph.weight_ns, graph.lag_ns)
-        self.target = np.repeat(np.arange(len(graph.time_ns)), np.diff(graph.first))
+        moments = np.arange(len(graph.time_ns), dtype=np.int32)
+        self.target = np.repeat(moments, np.diff(graph.first))
         self.call_ns = np.concatenate([node.call_ns for node in graph.ranks])
         self._edges: dict[int, np.ndarray] = {}
         self._edge_of: dict[int, np.ndarray] = {}
+        self._to_rank: dict[int, list[np.ndarray]] = {}
+        self._bounds: dict[int, WindowBounds] = {}
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -95,6 +95,16 @@ class Base:
             self._edges[kind] = np.flatnonzero(self.graph.kind == kind)
         return self._edges[kind]
 
+    def edges_to(self, rank_index: int, kind: int) -> np.ndarray:
+        """Edges of a kind that lead to moments of a rank, in order."""
+        if kind not in self._to_rank:
+            edges = self.edges(kind)
+            rank = self.graph.rank[self.target[edges]]
+            edges = edges[np.argsort(rank, kind="stable")]
+            ends = np.searchsorted(np.sort(rank), np.arange(len(self.graph.ranks)), side="right")
+            self._to_rank[kind] = np.split(edges, ends)[:-1]
+        return self._to_rank[kind][rank_index]
+
     def edge_of(self, kind: int, of: np.ndarray) -> np.ndarray:
         """Return the edge of a kind for each interval or event, -1 for none."""
         if kind not in self._edge_of:
@@ -105,6 +115,13 @@ class Base:
             self._edge_of[kind] = np.full(count, -1, dtype=np.int64)
             self._edge_of[kind][self.graph.of[edges]] = edges
         return np.asarray(self._edge_of[kind][of])
+
+    def bounds(self, rank_index: int) -> WindowBounds:
+        """Return what bounds the windows of a rank, with its events in their own steps."""
+        if rank_index not in self._bounds:
+            node = self.graph.ranks[rank_index]
+            self._bounds[rank_index] = window_bounds(node, node.links.step)
+        return self._bounds[rank_index]
 
     @property
     def events_count(self) -> int:
@@ -180,6 +197,13 @@ class Scenario:
         """Mask of the events of a rank that happen."""
         return ~self.gone.get(rank_index, np.zeros(len(self.ranks[rank_index].start), dtype=bool))
 
+    def bounds(self, rank_index: int) -> WindowBounds:
+        """Return what bounds the windows of a rank, with its events in their own steps."""
+        if rank_index not in self.gone:
+            return self.base.bounds(rank_index)
+        node = self.ranks[rank_index]
+        return window_bounds(node, node.links.step, self.happens(rank_index))
+
     def removed_parts(self, rank_index: int) -> np.ndarray:
         """Mask of the host parts of a rank that take no time."""
         parts = self.ranks[rank_index].program.parts
@@ -203,6 +227,11 @@ class Scenario:
 
     def solve(self) -> Outcome:
         """Compute the time of every moment under the changes."""
+        weight, lag = self.weights()
+        return Outcome(self, *solve(self.base.graph, weight, lag), weight, lag)
+
+    def weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what each edge takes under the changes, and the lag of each moment."""
         base, graph = self.base, self.base.graph
         weight, lag = graph.weight_ns.copy(), graph.lag_ns.copy()
         for rank_index, node in enumerate(self.ranks):
@@ -212,15 +241,14 @@ class Scenario:
                 self._events(rank_index, node, weight, lag)
         self._device(weight, lag)
         if self.uncoupled:
-            weight[base.edges(g.TRANSFER)] = ABSENT
+            weight[base.edges(g.TRANSFER)] = g.ABSENT
         if self.overlap:
-            weight[self._early_waits()] = ABSENT
+            weight[self._early_waits()] = g.ABSENT
             weight[base.edges(g.TURN)] = 0
         if self.synchronization:
-            weight[base.edges(g.SYNCHRONIZE)] = ABSENT
+            weight[base.edges(g.SYNCHRONIZE)] = g.ABSENT
         self._keep_before(weight, lag)
-        time, decided = solve(graph, weight, lag)
-        return Outcome(self, time, decided, weight, lag)
+        return weight, lag
 
     def _early_waits(self) -> np.ndarray:
         """Edges by which something waits for communication that is not its step's last.
@@ -277,8 +305,7 @@ class Scenario:
     def _host(
         self, rank_index: int, node: RankNodes, weight: np.ndarray, removed: np.ndarray
     ) -> None:
-        base, graph = self.base, self.base.graph
-        program = node.program
+        base, program = self.base, node.program
         if removed.any() or rank_index in self.part_scale:
             parts = program.parts
             length = parts.end_ns - parts.start_ns - self.part_ns(rank_index)
@@ -289,16 +316,14 @@ class Scenario:
             weight[edge[some]] = np.maximum(weight[edge[some]] - taken_ns[some], 0)
             # What the host does once it is awake is a part of the same work.
             for kind in (g.SYNCHRONIZE, g.COLLECTIVE_WAIT):
-                edges = base.edges(kind)
-                edges = edges[graph.rank[base.target[edges]] == rank_index]
+                edges = base.edges_to(rank_index, kind)
                 interval = np.searchsorted(node.moment, base.target[edges])
                 remaining = 1 - taken_ns[interval] / np.maximum(program.work_ns[interval], 1)
                 weight[edges] = (weight[edges] * np.clip(remaining, 0.0, 1.0)).astype(np.int64)
         if rank_index in self.calm and self.calm[rank_index].any():
-            still = np.zeros(len(graph.time_ns), dtype=bool)
-            still[node.moment[self.calm[rank_index]]] = True
-            edges = base.edges(g.SYNCHRONIZE)
-            weight[edges[still[base.target[edges]]]] = ABSENT
+            edges = base.edges_to(rank_index, g.SYNCHRONIZE)
+            interval = np.searchsorted(node.moment, base.target[edges])
+            weight[edges[self.calm[rank_index][interval]]] = g.ABSENT
 
     def _events(
         self, rank_index: int, node: RankNodes, weight: np.ndarray, lag: np.ndarray
@@ -321,8 +346,8 @@ class Scenario:
         for kind in (g.LAUNCH, g.STREAM):
             edge = base.edge_of(kind, of[gone])
             weight[edge[edge >= 0]] = 0
-        edges = base.edges(g.EVENT)
-        weight[edges[np.isin(base.graph.of[edges], of[gone])]] = 0
+        edges = base.edges_to(rank_index, g.EVENT)
+        weight[edges[self.gone[rank_index][base.graph.of[edges] - node.event_base]]] = 0
 
     def _device(self, weight: np.ndarray, lag: np.ndarray) -> None:
         base = self.base
@@ -367,57 +392,14 @@ class Outcome:
         Those that were observed: a step that has nothing left keeps a window of no length.
         """
         node = self.scenario.ranks[rank_index]
-        links = node.links
-        observed = node.joined.windows
-        start, end = self.time_ns[node.start], self.time_ns[node.end] + node.late_ns
-        # What does not happen ends nothing: it would hold the window of its step.
-        happening = self.scenario.happens(rank_index)
-        steps = len(links.steps.start_ns)
-        if not len(observed):
-            return np.zeros(0, np.int64)
-        step = self._steps(rank_index) if node.joined.host_only and steps else links.step
-        inside = (step >= 0) & (step < steps)
-        if observed.numbers[0] < 0 or not steps or not inside.any():
-            return self._trace_window(
-                node, start, end, happening if happening.any() else ~happening
-            )
-        latest = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
-        np.maximum.at(latest, step[inside & happening], end[inside & happening])
-        # What ran nothing on the device, between steps that did, ends on the host.
-        works = np.flatnonzero(np.bincount(links.step[inside], minlength=steps))
-        empty = np.setdiff1d(np.arange(works[0], works[-1]), works)
-        until_next_ns = links.steps.start_ns[empty + 1] - links.steps.end_ns[empty]
-        latest[empty] = self.time_ns[node.step[empty + 1]] - until_next_ns
-        span = node.joined.inputs.span
-        of_others_ns = None if span is None else span.device_begin_ns
-        begin = int(self.time_ns[node.step[0]]) if of_others_ns is None else of_others_ns
-        before = (step < 0) & happening
-        if before.any():
-            begin = max(begin, int(end[before].max()))
-        elif of_others_ns is None:
-            begin = min(begin, int(start[inside].min()))
-        bounds = np.maximum.accumulate(np.concatenate([[begin], latest]))
-        # Steps that had no window of their own when observed have none now.
-        was = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
-        inside = (links.step >= 0) & (links.step < steps)
-        np.maximum.at(was, links.step[inside], (links.events.end_ns + node.late_ns)[inside])
-        was[empty] = links.steps.end_ns[empty]
-        first = int(observed.bounds_ns[0])
-        lasting = np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0
-        return np.concatenate([bounds[:1], bounds[1:][lasting]])
-
-    def _trace_window(
-        self, node: RankNodes, start: np.ndarray, end: np.ndarray, some: np.ndarray
-    ) -> np.ndarray:
-        """Bounds of the window of a trace without steps: from its begin to its last moment."""
-        program, events = node.program, node.links.events
-        begin = int(min(self.time_ns[node.step[:1]].min(initial=1 << 62), start[some].min()))
-        last_ns = int(
-            max(program.time_ns.max(initial=0), (events.end_ns + node.late_ns)[some].max())
-        )
-        last = max(int(self.time_ns[node.moment].max(initial=0)), int(end[some].max()))
-        after_ns = int(node.joined.windows.bounds_ns[-1]) - last_ns
-        return np.array([begin, last + max(after_ns, 0)])
+        bounds = self.scenario.bounds(rank_index)
+        if node.joined.host_only and len(node.links.steps.start_ns) and len(node.joined.windows):
+            happening = self.scenario.happens(rank_index)
+            bounds = window_bounds(node, self._steps(rank_index), happening)
+        latest = np.full(bounds.count, g.ABSENT, dtype=np.int64)
+        np.maximum.at(latest, bounds.of, self.time_ns[bounds.moment] + bounds.late_ns)
+        earliest = self.time_ns[bounds.earliest]
+        return windows_of(bounds.lasting, bounds.begin_ns, latest, earliest)
 
     def _steps(self, rank_index: int) -> np.ndarray:
         """Step of each event without a device; beside the program, the one in which it begins."""
@@ -432,3 +414,124 @@ class Outcome:
         step_begun = np.searchsorted(self.time_ns[node.step], begun, side="right") - 1
         step[threaded] = np.where(begun >= until, len(links.steps.start_ns), step_begun)
         return step
+
+
+@dataclass(frozen=True)
+class WindowBounds:
+    """The moments that bound the step windows of a rank: each bound comes with the latest of its.
+
+    Attributes:
+        of, moment, late_ns: moments, the bound that each is of, and how long after it that comes.
+        earliest: moments of which the first is the begin where it comes before bound 0.
+        begin_ns: time before which the windows do not begin; None for none.
+        lasting: mask of the bounds after the first that end a window.
+    """
+
+    of: np.ndarray
+    moment: np.ndarray
+    late_ns: np.ndarray
+    earliest: np.ndarray
+    begin_ns: int | None
+    lasting: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Number of the bounds."""
+        return 1 + len(self.lasting)
+
+
+def windows_of(
+    lasting: np.ndarray, begin_ns: int | None, latest_ns: np.ndarray, earliest_ns: np.ndarray
+) -> np.ndarray:
+    """Return the bounds of the windows of a rank: their begin, and the end of each.
+
+    Args:
+        lasting, begin_ns: as in :class:`WindowBounds`.
+        latest_ns: when the latest moment of each bound comes, ABSENT for none.
+        earliest_ns: times of the moments of which the first may be the begin.
+    """
+    if not len(lasting):
+        return np.zeros(0, np.int64)
+    bounds = latest_ns.copy()
+    if len(earliest_ns):
+        first = int(earliest_ns.min())
+        bounds[0] = first if bounds[0] == g.ABSENT else min(int(bounds[0]), first)
+    if begin_ns is not None:
+        bounds[0] = max(int(bounds[0]), begin_ns)
+    bounds = np.maximum.accumulate(bounds)
+    return np.concatenate([bounds[:1], bounds[1:][lasting]])
+
+
+def window_bounds(
+    node: RankNodes, step: np.ndarray, happening: np.ndarray | None = None
+) -> WindowBounds:
+    """Return what bounds the windows of a rank.
+
+    Args:
+        node: the rank.
+        step: of each device event.
+        happening: mask of the events that happen; None for all. What does not ends nothing: it
+            would hold the window of its step.
+    """
+    links, observed = node.links, node.joined.windows
+    if happening is None:
+        happening = np.ones(len(step), dtype=bool)
+    steps, nothing = len(links.steps.start_ns), np.zeros(0, dtype=np.int64)
+    inside = (step >= 0) & (step < steps)
+    if not len(observed):
+        return WindowBounds(nothing, nothing, nothing, nothing, None, nothing.astype(bool))
+    if observed.numbers[0] < 0 or not steps or not inside.any():
+        return _trace_bounds(node, happening if happening.any() else ~happening)
+    # What ran nothing on the device, between steps that did, ends on the host.
+    works = np.flatnonzero(np.bincount(links.step[inside], minlength=steps))
+    empty = np.setdiff1d(np.arange(works[0], works[-1]), works)
+    until_next_ns = links.steps.start_ns[empty + 1] - links.steps.end_ns[empty]
+    ended = np.flatnonzero(inside & happening)
+    ended = ended[~np.isin(step[ended], empty)]
+    span = node.joined.inputs.span
+    of_others_ns = None if span is None else span.device_begin_ns
+    before = np.flatnonzero((step < 0) & happening)
+    begin = node.step[:1] if of_others_ns is None else nothing
+    is_first = of_others_ns is None and not len(before)
+    earliest = node.start[_first_of_streams(node, inside)] if is_first else nothing
+    moments = [begin, node.end[before], node.end[ended], node.step[empty + 1]]
+    late_ns = [np.zeros(len(begin), np.int64), node.late_ns[before], node.late_ns[ended]]
+    bounds = [np.zeros(len(begin) + len(before), np.int64), 1 + step[ended], 1 + empty]
+    # Steps that had no window of their own when observed have none now.
+    was = np.full(steps, np.iinfo(np.int64).min, dtype=np.int64)
+    own = (links.step >= 0) & (links.step < steps)
+    np.maximum.at(was, links.step[own], (links.events.end_ns + node.late_ns)[own])
+    was[empty] = links.steps.end_ns[empty]
+    first = int(observed.bounds_ns[0])
+    return WindowBounds(
+        np.concatenate(bounds),
+        np.concatenate(moments),
+        np.concatenate([*late_ns, -until_next_ns]),
+        earliest,
+        of_others_ns,
+        np.diff(np.maximum.accumulate(np.concatenate([[first], was]))) > 0,
+    )
+
+
+def _trace_bounds(node: RankNodes, some: np.ndarray) -> WindowBounds:
+    """Return what bounds the window of a trace without steps: its begin and its last moment."""
+    program, ends_ns = node.program, (node.links.events.end_ns + node.late_ns)[some]
+    last_ns = int(max(program.time_ns.max(initial=0), ends_ns.max()))
+    after_ns = max(int(node.joined.windows.bounds_ns[-1]) - last_ns, 0)
+    moment = np.concatenate([node.moment, node.end[some]])
+    late_ns = np.concatenate([np.zeros(len(node.moment), np.int64), node.late_ns[some]])
+    earliest = np.concatenate([node.step[:1], node.start[_first_of_streams(node, some)]])
+    of = np.ones(len(moment), dtype=np.int64)
+    return WindowBounds(of, moment, late_ns + after_ns, earliest, None, np.ones(1, dtype=bool))
+
+
+def _first_of_streams(node: RankNodes, some: np.ndarray) -> np.ndarray:
+    """Rows of those of some events (a mask) before which none of them can begin.
+
+    On a device streams run in order; without one, each may be the first.
+    """
+    rows = np.flatnonzero(some)
+    if node.joined.host_only:
+        return rows
+    first: np.ndarray = rows[np.unique(node.links.events.stream_key[rows], return_index=True)[1]]
+    return first

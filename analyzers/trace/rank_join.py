@@ -9,6 +9,7 @@ around the `addmm`; a `sort` that calls `copy_` and then sorts by itself is one 
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -101,7 +102,17 @@ class JoinedRank:
         return (self.inputs.ceilings or Ceilings(None, None)).link
 
     def links(self) -> Links:
-        """Return the joined events as arrays, which last as long as the caller keeps them."""
+        """Return the joined events as arrays, which last as long as a caller keeps them."""
+        held: Links | None = self.__dict__.get("_links", lambda: None)()
+        if held is None:
+            held = self._made_links()
+            object.__setattr__(self, "_links", weakref.ref(held))
+        return held
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def _made_links(self) -> Links:
         table = self.event_link
         return Links(
             HostSpans(self.inputs.host_span),
