@@ -253,11 +253,11 @@ def shown(ranks: int, how: str, found: Watched) -> None:
 
 def fitted(rows: list[tuple[int, Watched]]) -> None:
     """Print lines over the ranks, and where they lead."""
-    for ranks, found in rows:
-        if ranks in LIMITS:
-            limit_s, limit_bytes = LIMITS[ranks]
+    for count, found in rows:
+        if count in LIMITS:
+            limit_s, limit_bytes = LIMITS[count]
             within = found.wall_s <= limit_s and found.peak_bytes <= limit_bytes
-            print(f"{ranks} ranks within {limit_s} s and {limit_bytes / 1e6:.0f} MB: {within}")
+            print(f"{count} ranks within {limit_s} s and {limit_bytes / 1e6:.0f} MB: {within}")
     # Smaller runs are held in memory as a whole: they lie on another line.
     rows = [row for row in rows if row[0] >= SERIAL_UP_TO]
     if len(rows) < 2:

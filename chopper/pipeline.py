@@ -635,8 +635,8 @@ class _Stages:
             matched: rank → its matched collectives.
             coupled_ratio: share of the communication events that are matched; None without any.
         """
+        from chopper.analyzers.replay.contraction import COMPILED
         from chopper.analyzers.replay.job import replayed
-        from chopper.analyzers.replay.scenario import COMPILED
 
         if not COMPILED or any(self._is_host_only(group.leader) for group in groups):
             return None

@@ -20,6 +20,14 @@ from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.scenario import Base, Scenario, windows_of
 from chopper.analyzers.replay.whatif_options import Changes
 
+try:
+    from chopper.analyzers.replay._longest import contract as _contract
+    from chopper.analyzers.replay._longest import couple as _couple
+
+    COMPILED = True
+except ImportError:  # no compiler when it was installed
+    COMPILED = False
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -112,7 +120,8 @@ def contract(
     base = Base(build([(joined, matched)], with_others=False))
     fact = CauseTimes(base.graph.ranks[0], result.piece, result.factors)
     known: dict[bytes, int] = {}
-    of_case, parts = [], []
+    of_case: list[int] = []
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]] = []
     for case in cases:
         scenario = Scenario(base)
         if case.pace < 1:
@@ -144,7 +153,7 @@ def contract(
 def _digest(*arrays: np.ndarray) -> bytes:
     hashed = hashlib.blake2b(digest_size=16)
     for array in arrays:
-        hashed.update(np.ascontiguousarray(array))
+        hashed.update(array.data)
     return hashed.digest()
 
 
@@ -152,15 +161,13 @@ def _contracted(
     scenario: Scenario, weight: np.ndarray, lag: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """Contract one scenario: (first, basis, weight, instance) of its records, earliest moments."""
-    from chopper.analyzers.replay._longest import contract as contract_graph
-
     graph, bounds = scenario.base.graph, scenario.bounds(0)
     arrivals = np.full(len(graph.time_ns), -1, dtype=np.int32)
     arrivals[graph.ready] = graph.instance
     order = np.argsort(bounds.of, kind="stable")
     ends = np.searchsorted(bounds.of[order], np.arange(bounds.count + 1))
     earliest_count = len(bounds.earliest)
-    records = contract_graph(
+    records = _contract(
         graph.first,
         graph.source,
         weight,
@@ -187,8 +194,6 @@ def couple(
         late_ns: rank → collectives, ascending, at which others that it represents arrive after it,
             and by how much.
     """
-    from chopper.analyzers.replay._longest import couple as couple_ranks
-
     chosen = [int(one.of_case[case]) for one in ranks]
     low, high = (
         [int(one.records[k + more]) for one, k in zip(ranks, chosen, strict=True)]
@@ -204,7 +209,7 @@ def couple(
         if one.rank in late_ns:
             late[first:last] = _found(*late_ns[one.rank], instance[first:last])
     time_ns = np.empty(len(instance), dtype=np.int64)
-    couple_ranks(
+    _couple(
         of_rank,
         np.append(0, np.cumsum(lengths)),
         np.concatenate([one.basis[some] for one, some in terms]),
