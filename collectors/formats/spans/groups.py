@@ -17,6 +17,9 @@ from chopper.collectors.formats.parsed import NO_VALUE, dictionary, numbers, to_
 from chopper.collectors.formats.spans.columns import Scope, Spans
 from chopper.tables import TABLES
 
+_EARLY_NS = 1_000_000
+"""Clocks that agree are not off by more."""
+
 
 class Members(NamedTuple):
     """Who takes part in spans of one operation of one worker.
@@ -118,6 +121,23 @@ class Communication:
             {"pg_name": name, "pg_size": len(ranks), "ranks": ranks}
             for name, ranks in groups.items()
         ]
+
+    def contradicts(self, start_ns: np.ndarray, end_ns: np.ndarray) -> bool:
+        """Return whether workers leave what another of them enters later, by their times.
+
+        Nobody leaves a collective, or has received, before all others have begun; what is sent may
+        be on its way.
+        """
+        names = {name: at for at, name in enumerate(dict.fromkeys(m.group for m in self.members))}
+        group = np.array([names[m.group] if m.ranks else -1 for m in self.members] + [-1])
+        rows = np.flatnonzero(group[self.kind] >= 0)
+        keys = group[self.kind[rows]] * (int(self._number[rows].max(initial=0)) + 1)
+        _, instance = np.unique(keys + self._number[rows], return_inverse=True)
+        latest_ns = np.full(len(rows), np.iinfo(np.int64).min)
+        np.maximum.at(latest_ns, instance, start_ns[rows])
+        waits = np.array([m.collective != "send" for m in self.members] + [False])
+        early = latest_ns[instance] - end_ns[rows] > _EARLY_NS
+        return bool((early & waits[self.kind[rows]]).any())
 
     @cached_property
     def _number(self) -> np.ndarray:

@@ -42,6 +42,7 @@ def traces_of(spans: Spans) -> list[ParsedTrace]:
     _check_times(spans)
     communication = Communication(spans)
     axis = _Axis(spans)
+    share_a_clock = axis.is_relative and not communication.contradicts(axis.start_ns, axis.end_ns)
     order = np.argsort(spans.worker, kind="stable")
     firsts = np.searchsorted(spans.worker[order], np.arange(len(spans.workers) + 1))
     traces = []
@@ -70,7 +71,7 @@ def traces_of(spans: Spans) -> list[ParsedTrace]:
                 coordinates=_coordinates(spans, communication, worker),
                 environment={
                     "recorded_by": spans.tool,
-                    **({"trace_clock": "job"} if axis.is_relative else {}),
+                    **({"trace_clock": "job"} if share_a_clock else {}),
                 },
                 tables=tables,
             )

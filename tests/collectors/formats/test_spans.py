@@ -133,12 +133,17 @@ def test_all_communication_is_matched_though_sends_end_before_they_are_received(
 def test_who_comes_late_to_a_sum_of_gradients_makes_its_replicas_wait(
     attributed: Attribution,
 ) -> None:
-    waits = {r["rank"]: 0 for r in attributed.all_steps.pieces.to_pylist()}
-    for row in attributed.all_steps.pieces.to_pylist():
+    # Ranks 0 and 8 are the first replica, which comes 0.5 s late in both steps.
+    assert waits_ns(attributed) == {0: 0, 4: 10**9, 8: 0, 12: 10**9}
+
+
+def waits_ns(run: Attribution) -> dict[int, int]:
+    """Time that each rank waits in the sum of gradients."""
+    waits = {rank.rank: 0 for rank in run.ranks}
+    for row in run.all_steps.pieces.to_pylist():
         if row["cause"] == "communication.wait" and row["kernel"] == "grads-reduce-scatter":
             waits[row["rank"]] += row["time_ns"]
-    # Ranks 0 and 8 are the first replica, which comes 0.5 s late in both steps.
-    assert waits == {0: 0, 4: 10**9, 8: 0, 12: 10**9}
+    return waits
 
 
 def test_events_know_stage_micro_batch_pass_and_phase(attributed: Attribution) -> None:
@@ -274,6 +279,17 @@ def test_times_that_go_on_from_step_to_step_stay_where_they_are(tmp_path: Path) 
     ends = {(r["rank"], r["number"]): r["end_ns"] for r in windows.to_pylist()}
     assert ends[0, 7] == 1_700_000_013_750_000_000
     assert ends[12, 9] == 1_700_000_034_000_000_000
+
+
+def test_a_clock_that_disagrees_is_corrected(tmp_path: Path, attributed: Attribution) -> None:
+    rows = [
+        {**row, "start_ts": row["start_ts"] + (3.0 if row["rank"] == 12 else 0.0)} for row in job()
+    ]
+    run = pipeline.attribute(parquet(tmp_path, rows))
+    said = [f for f in run.findings if f.code == "run.clock_offset"]
+    assert [f.rank for f in said] == [12]
+    assert "3000000 µs ahead of rank 0's" in said[0].message
+    assert waits_ns(run) == waits_ns(attributed)
 
 
 def test_a_named_group_is_of_the_ranks_that_name_it(tmp_path: Path) -> None:
