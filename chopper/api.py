@@ -53,7 +53,7 @@ class Run:
     def __init__(
         self,
         recording: Recording,
-        choices: tuple[Source, dict[str, Any]] | None = None,
+        choices: tuple[Source, Stated | None, dict[str, str] | None] | None = None,
         inputs: tuple[FileFacts, ...] | None = None,
     ) -> None:
         self._recording = recording
@@ -222,13 +222,11 @@ class Attribution:
 
         Args:
             level: ``cause`` (leaves only), ``step``, ``phase``, ``layer``, ``op``, ``kernel`` or
-                ``rank``; or ``pipeline``, ``data``, ``expert``, ``context`` or ``tensor``, summed
-                over the ranks of one place. Steps, ranks and places come in order, everything else
-                largest first; a key of null gathers what has no value at this level (idle time
-                without an operator).
+                ``rank``. Steps and ranks come in order, everything else largest first; a key of
+                null gathers what has no value at this level (idle time without an operator).
 
         Raises:
-            UsageError: no such level, or no rank's place in that dimension is known.
+            UsageError: no such level.
         """
         if _one_of("level", level, LEVELS) == "cause":
             rows = result_tables.causes(self._run, self._saving, leaves=True)
@@ -396,7 +394,6 @@ def load(
     engine: Engine | None = None,
     device: Stated | None = None,
     columns: Mapping[str, str] | None = None,
-    layout: str | None = None,
 ) -> Run:
     """Open a run directory, or read traces as a run.
 
@@ -408,31 +405,23 @@ def load(
             device; for recordings that name none. It counts whatever they say.
         columns: which column of a table of spans is what, where their names do not say so:
             ``{"rank": "worker", "duration": "took", "unit": "ms"}``.
-        layout: how the job was divided over its ranks, for recordings that do not tell:
-            ``"tp=4,pp=4,dp=4"``, the first dimension varying fastest from rank to rank (Megatron's
-            order is tp, cp, dp, pp). It counts whatever they say.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: the device is not in the table, a rank not in the run, a column no field of
-            spans, or the layout of another number of ranks.
+        UsageError: the device is not in the table, a rank not in the run, or a column no field of
+            spans.
     """
-    named, stated = _source(source), _stated(device, columns, layout)
+    named, columns = _source(source), _columns(columns)
     inputs = facts_of(names_of(named))
-    return Run(pipeline.read(named, engine, **stated), (named, stated), inputs)
+    recording = pipeline.read(named, engine, device=device, columns=columns)
+    return Run(recording, (named, device, columns), inputs)
 
 
-def _stated(
-    device: Stated | None, columns: Mapping[str, str] | None, layout: str | None
-) -> dict[str, Any]:
-    """Return what the user says of a run, checked, by the names of arguments."""
+def _columns(columns: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return the columns of a table of spans, checked."""
     from chopper.collectors.formats.spans.fields import checked_columns
 
-    return {
-        "device": device,
-        "columns": None if columns is None else checked_columns(columns),
-        "layout": _text("layout", layout, "tp=4,pp=4,dp=4"),
-    }
+    return None if columns is None else checked_columns(columns)
 
 
 def attribute(
@@ -443,7 +432,6 @@ def attribute(
     steps: Sequence[int] | None = None,
     device: Stated | None = None,
     columns: Mapping[str, str] | None = None,
-    layout: str | None = None,
 ) -> Attribution:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
@@ -458,30 +446,31 @@ def attribute(
         ranks: the ranks that views, replay and timeline cover. By default all, or, in a run with
             more than two million host spans and device events, at most sixteen that stand out.
         steps: numbers of the steps to attribute. By default all that were traced.
-        device, columns, layout: as :func:`load` takes them.
+        device, columns: as :func:`load` takes them.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: a rank that is not in the run, steps of which none was traced, a device that is
-            not in the table, or a layout of another number of ranks.
+        UsageError: a rank that is not in the run, steps of which none was traced, or a device that
+            is not in the table.
     """
     chosen = _numbers("ranks", ranks), _numbers("steps", steps)
-    source, inputs, stated = recording_of(run), None, _stated(device, columns, layout)
+    source, inputs, mapped = recording_of(run), None, _columns(columns)
 
     def make() -> Result:
-        return pipeline.attribute(source, engine, *chosen, **stated)
+        return pipeline.attribute(source, engine, *chosen, device=device, columns=mapped)
 
     if isinstance(run, Run) and run._choices is not None and run._inputs is not None:
-        (named, earlier), inputs = run._choices, run._inputs
-        stated = {name: value or earlier[name] for name, value in stated.items()}
+        (named, stated, stated_columns), inputs = run._choices, run._inputs
+        device, mapped = device or stated, mapped or stated_columns
     elif isinstance(source, Recording):
         return Attribution(make())
     else:
         named = source
     if engine is not None:  # the user wants to see it work
         return Attribution(make())
-    choices = *chosen, *stated.values()
-    return Attribution(attribution_of(names_of(named), make, *choices, inputs=inputs))
+    return Attribution(
+        attribution_of(names_of(named), make, *chosen, device, mapped, inputs=inputs)
+    )
 
 
 def compare(
@@ -519,6 +508,10 @@ def whatif(
     without: str | Sequence[str] = (),
     graphs: bool = False,
     overlap: bool = False,
+    mend: str | Sequence[str] = (),
+    schedule: str | None = None,
+    virtual_stages: int | None = None,
+    micro_batches: int | str | None = None,
 ) -> WhatIf:
     """Predict the step time of a changed run by replaying its dependency graph.
 
@@ -535,6 +528,13 @@ def whatif(
         without: operators to remove.
         graphs: launch each step as one CUDA graph.
         overlap: nothing but communication, and the end of a step, waits for communication.
+        mend: operations of a job that take the mean of their type: ``stage=3``, ``rank=12``,
+            ``replica=1``, ``op=backward``, ``all``; ``sequence-lengths``: every micro-batch as long
+            as the mean of its step.
+        schedule: pipeline schedule instead of the recorded one: ``1f1b``, ``gpipe``,
+            ``interleaved``, ``zb1p``, ``dualpipe``.
+        virtual_stages: stages of the model per pipeline rank.
+        micro_batches: of a step: a number, or ``x2``.
 
     Raises:
         UsageError: an invalid or contradictory change, or one that this run has no data for.
@@ -551,6 +551,10 @@ def whatif(
         without=_texts("without", without, "aten::copy_"),
         graphs=graphs,
         overlap=overlap,
+        mend=_texts("mend", mend, "stage=3"),
+        schedule=_text("schedule", schedule, "1f1b"),
+        virtual_stages=virtual_stages,
+        micro_batches=None if micro_batches is None else str(micro_batches),
     )
     return pipeline.whatif(attributed_of(run), changes)
 

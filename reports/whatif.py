@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.jobs.whatif import Bubble
 from chopper.analyzers.replay.answers import WhatIf
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import not_fixable
@@ -15,17 +18,18 @@ from chopper.reports.page import Cell, Column, Item, Items, Page, Paragraph, Sec
 
 _PATH_ROWS = 8
 _RECOVERABLE_ROWS = 20
+_JOB_ROWS = 4
 _LEAST_SHARE = 5e-4
 """Causes below this share of the step are left out."""
 _LEAST_CHANGE_NS = 500
 
 
-def page(prediction: WhatIf, replay: Replay) -> Page:
+def page(prediction: WhatIf, replayed: Callable[[], Replay]) -> Page:
     """Return the page of a prediction; without changes, what to try and what causes give back.
 
     Args:
         prediction: what to show.
-        replay: of the observed run.
+        replayed: returns the replay of the observed run's launches.
     """
     blocks: list[Items | Paragraph] = []
     if prediction.changes:
@@ -36,33 +40,24 @@ def page(prediction: WhatIf, replay: Replay) -> Page:
     blocks += [Paragraph(line) for line in _details(prediction)]
     if prediction.notes:
         blocks.append(Items(items=[Item(note, "warning") for note in prediction.notes]))
+    sections: list[Section] = []
+    if prediction.model == "launches" and prediction.changes:
+        sections.append(_causes(prediction))
+    elif prediction.model == "launches":
+        replay, observed = replayed(), prediction.observed
+        told = actions.tell(observed, ranked(observed, replay), _unit(prediction))
+        sections += [actions.section(*told), _recoverable(prediction, replay)]
     return Page(
         title=prediction.source,
         headline=_headline(prediction),
         summary=blocks,
-        sections=(
-            *(
-                (_causes(prediction),)
-                if prediction.changes
-                else (
-                    actions.section(
-                        *actions.tell(
-                            prediction.observed,
-                            ranked(prediction.observed, replay),
-                            _unit(prediction),
-                        )
-                    ),
-                    _recoverable(prediction, replay),
-                )
-            ),
-            *_critical_path(prediction),
-        ),
+        sections=(*sections, *_job(prediction), *_critical_path(prediction)),
     )
 
 
 def notebook_page(prediction: WhatIf) -> Page:
     """Return the page of a prediction, the observed run replayed again."""
-    return page(prediction, Replay(prediction.observed))
+    return page(prediction, lambda: Replay(prediction.observed))
 
 
 def _unit(prediction: WhatIf) -> str:
@@ -185,6 +180,69 @@ def _recoverable(prediction: WhatIf, replay: Replay) -> Section:
     ]
     unknown = (Items(items=reasons, title="Not predicted"),) if reasons else ()
     return Section(title="Recoverable time, per rank and step", blocks=(table, *unknown))
+
+
+def _job(prediction: WhatIf) -> list[Section]:
+    """Show how much slower the job is than its ideal, and what slows it."""
+    job = prediction.job
+    if job is None:
+        return []
+    simulated, ideal = fmt.duration(job.simulated_step_ns), fmt.duration(job.ideal_step_ns)
+    lines = [
+        f"Slowdown S = {job.slowdown_ratio:.3f}: a step takes {simulated} without launch delays; "
+        f"in the ideal job, with every operation at the mean of its type (communication: at its "
+        f"median transfer), {ideal}.",
+        f"Replayed unchanged, launch delays kept: {fmt.duration(job.replayed_step_ns)} for "
+        f"{fmt.duration(job.recorded_step_ns)}, {fmt.ratio(job.replay_error_ratio)} off, over "
+        f"{fmt.plural(job.steps_count, 'step')}.",
+    ]
+    ranks = ", ".join(map(str, job.worst_workers))
+    shares = {
+        "worst_workers_share_ratio": f"the worst 3 % of the workers (rank {ranks}; M_W)",
+        "last_stage_share_ratio": "the last stage (M_S)",
+    }
+    for name, what in shares.items():
+        share = getattr(job, name)
+        told = f"withheld: {job.reasons.get(name)}" if share is None else fmt.percent(share)
+        lines.append(f"Share of the excess that mending {what} gives back: {told}.")
+    if job.bubble is not None:
+        lines.append(_bubble(job.bubble))
+    parts = {
+        "Worker": job.workers,
+        "Stage": job.stages,
+        "Replica": job.replicas,
+        "Operation": job.types,
+        "Dimension": job.dimensions,
+    }
+    rows = [
+        (kind if at == 0 else "", one.name, f"{one.slowdown_ratio:.3f}")
+        for kind, ranking in parts.items()
+        for at, one in enumerate(ranking[:_JOB_ROWS])
+    ]
+    table = Table(
+        columns=(Column("By", kind="name"), Column("Part", kind="name"), "Slowdown"),
+        rows=rows,
+        words=2,
+        note="Slowdown of the step if only this part keeps its own durations; not additive. "
+        "--json lists all parts.",
+    )
+    notes = (Items(items=[Item(note, "info") for note in job.notes]),) if job.notes else ()
+    section = (*map(Paragraph, lines), *notes, table)
+    return [Section(title="Slowdown of the job", blocks=section, id="job", short="Job")]
+
+
+def _bubble(bubble: Bubble) -> str:
+    shape = (
+        f"{fmt.plural(bubble.stages, 'stage')}, {fmt.plural(bubble.micro_batches, 'micro-batch')}"
+    )
+    if bubble.virtual_stages > 1:
+        shape += f", {bubble.virtual_stages} virtual stages per rank"
+    bound = "no closed form" if bubble.bound_ns is None else fmt.duration(bubble.bound_ns)
+    return (
+        f"Schedule: {bubble.schedule or 'not recognized'} ({shape}). Bubble per rank and step: "
+        f"{fmt.duration(bubble.recorded_ns)}; {fmt.duration(bubble.ideal_ns)} in the ideal job; "
+        f"bound of the schedule: {bound}."
+    )
 
 
 def _critical_path(prediction: WhatIf) -> list[Section]:

@@ -412,8 +412,8 @@ def job_of(operations: Operations) -> Job:
         )
     if nodes.stages_count > 1 and not any(order.receive for order in orders):
         notes.append(
-            "no sends and receives between stages were recorded: a stage is taken to wait for its "
-            "neighbour's compute, and a transfer to take no time"
+            "no sends and receives between stages are known: a stage is taken to wait for its "
+            "neighbour's compute, and a transfer to be launch delay"
         )
     return Job(graph, orders, steps, own, delay, recorded, (*operations.notes, *notes))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,7 +33,6 @@ class Operations:
         instance: number of the communication, the same on all members; -1 where not matched.
         start_ns, end_ns: on one clock for all ranks.
         places: dimension besides the pipeline (``data``, ``tensor`` …) → rank → index.
-        derived: they were put together from kernels, not recorded.
         notes: what was left out, in words.
     """
 
@@ -51,7 +49,6 @@ class Operations:
     start_ns: np.ndarray
     end_ns: np.ndarray
     places: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    derived: bool = False
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -61,12 +58,3 @@ class Operations:
     def role(self) -> np.ndarray:
         """Role of each operation."""
         return np.array(self.roles)[self.type]
-
-    def candidates(self) -> Iterator[Self]:
-        """Yield the operations, then those without transfers where kernels tell them in part."""
-        yield self
-        transfers = np.isin(self.role, P2P)
-        if self.derived and transfers.any():
-            names = (f.name for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray))
-            kept = {name: getattr(self, name)[~transfers] for name in names}
-            yield replace(self, **kept)

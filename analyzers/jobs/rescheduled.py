@@ -7,7 +7,7 @@ type; what runs before and after the pipeline stays as it was.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from chopper.analyzers.jobs.schedules import (
     SCHEDULES,
     Action,
 )
-from chopper.analyzers.jobs.whatif import micro_batches_of, schedule_of
+from chopper.analyzers.jobs.whatif import micro_batches_of, schedule_of, weight_ratio
 from chopper.errors import UsageError
 
 _WEIGHT_RATIO = 0.5
@@ -68,7 +68,7 @@ class Rescheduled:
             )
         self.job, self.own_ns = job, own_ns
         self.shape = Shape(schedule, nodes.virtual_stages, micro_batches_of(nodes))
-        self.is_split = bool((nodes.role == BACKWARD_WEIGHT).any())
+        self.weight_ratio = weight_ratio(job, own_ns)
 
     def step_ns(self, shape: Shape) -> np.ndarray:
         """Simulate the steps in a shape, launch delays left out.
@@ -84,7 +84,7 @@ class Rescheduled:
     def notes(self, shape: Shape) -> list[str]:
         """Say what a prediction for a shape takes for granted."""
         notes = ["memory is not modelled: check that the activations in flight fit"]
-        if shape.schedule in ("zb1p", "dualpipe") and not self.is_split:
+        if shape.schedule in ("zb1p", "dualpipe") and self.weight_ratio is None:
             notes.append(
                 f"{shape.schedule} splits a backward; its weight part is taken to be half of it, "
                 "since the recording does not tell the parts apart"
@@ -113,13 +113,10 @@ class Rescheduled:
         size = (recorded, shape.micro_batches, self.own_ns.shape[1])
         work = {role: np.zeros(size) for role in (FORWARD, BACKWARD, BACKWARD_WEIGHT)}
         for node in np.flatnonzero(nodes.is_compute & np.isin(nodes.worker, worker_of)).tolist():
-            role, times = str(nodes.role[node]), self.own_ns[node]
-            at = int(nodes.global_stage[node]), self._batch[node]
-            work[FORWARD if role == FORWARD else BACKWARD][at] += times
-            if role == BACKWARD_WEIGHT:
-                work[BACKWARD_WEIGHT][at] += times
-        if not self.is_split:
-            work[BACKWARD_WEIGHT] = work[BACKWARD] * _WEIGHT_RATIO
+            role = FORWARD if nodes.role[node] == FORWARD else BACKWARD
+            work[role][int(nodes.global_stage[node]), self._batch[node]] += self.own_ns[node]
+        ratio = _WEIGHT_RATIO if self.weight_ratio is None else self.weight_ratio
+        work[BACKWARD_WEIGHT] = work[BACKWARD] * ratio
         edges, new = np.arange(recorded + 1) / recorded, np.arange(stages + 1) / stages
         share = np.clip(
             np.minimum(new[1:, None], edges[1:]) - np.maximum(new[:-1, None], edges[:-1]), 0, None
@@ -128,13 +125,21 @@ class Rescheduled:
 
     @cached_property
     def _batch(self) -> dict[int, int]:
-        """Running number of each compute among those of its worker, role and stage."""
-        nodes, seen, batch = self.job.nodes, defaultdict[tuple[int, str, int], int](int), {}
-        for worker, order in enumerate(self.job.orders):
+        """Running number of the micro-batch of each compute on its worker and stage."""
+        nodes, batch = self.job.nodes, {}
+        for order in self.job.orders:
+            seen: dict[tuple[bool, int], int] = defaultdict(int)
+            open_parts: dict[int, deque[int]] = defaultdict(deque)
             for node in order.compute:
-                key = (worker, str(nodes.role[node]), int(nodes.global_stage[node]))
-                batch[node] = seen[key]
-                seen[key] += 1
+                role, stage = nodes.role[node], int(nodes.global_stage[node])
+                if role == BACKWARD_WEIGHT and open_parts[stage]:
+                    batch[node] = open_parts[stage].popleft()
+                elif role in COMPUTE:
+                    key = (bool(role == FORWARD), stage)
+                    batch[node] = seen[key]
+                    seen[key] += 1
+                    if role == BACKWARD_INPUT:
+                        open_parts[stage].append(batch[node])
         return batch
 
 

@@ -135,7 +135,7 @@ def recognize(orders: Sequence[Sequence[tuple[str, int]]], v: int) -> str | None
     """
     forwards = sum(kind == FORWARD for order in orders for kind, _ in order)
     p, m = len(orders), forwards // max(len(orders) * v, 1)
-    ran = [[*order] for order in orders]
+    ran = [_merged(order) for order in orders]
     for name, schedule in SCHEDULES.items():
         # DualPipe's two stages per rank are its two directions, each with half of the batches.
         shape = (p, 2 * m, 1) if name == "dualpipe" else (p, m, v)
@@ -143,9 +143,25 @@ def recognize(orders: Sequence[Sequence[tuple[str, int]]], v: int) -> str | None
             expected = schedule(*shape)
         except UsageError:
             continue
-        if [[(a.kind, a.stage) for a in order] for order in expected] == ran:
+        if [_merged([(a.kind, a.stage) for a in order]) for order in expected] == ran:
             return name
     return None
+
+
+def _merged(order: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Join the two parts of a backward that run one after the other, as torch does.
+
+    The first stage has no input to take gradients of: its weight part is its backward.
+    """
+    merged: list[tuple[str, int]] = []
+    for kind, stage in order:
+        if kind == BACKWARD_WEIGHT and merged[-1:] == [(BACKWARD_INPUT, stage)]:
+            merged[-1] = (BACKWARD, stage)
+        elif stage == 0 and kind == BACKWARD_WEIGHT:
+            merged.append((BACKWARD, stage))
+        elif stage > 0 or kind != BACKWARD_INPUT:
+            merged.append((kind, stage))
+    return merged
 
 
 def bubble_bound_ns(
@@ -169,7 +185,7 @@ def bubble_bound_ns(
         weight_ns: weight part of that backward.
 
     Returns:
-        Nanoseconds; None if the weight part is needed and unknown.
+        Nanoseconds, at least 0; None if the weight part is needed and unknown.
     """
     both_ns = forward_ns + backward_ns
     if schedule in ("gpipe", "1f1b", "interleaved"):
@@ -177,8 +193,10 @@ def bubble_bound_ns(
     if weight_ns is None:
         return None
     if schedule == "zb1p":
-        return (p - 1) * (both_ns - 2 * weight_ns) / v
-    return (p / 2 - 1) * (both_ns + backward_ns - 3 * weight_ns)
+        bound_ns = (p - 1) * (both_ns - 2 * weight_ns) / v
+    else:
+        bound_ns = (p / 2 - 1) * (both_ns + backward_ns - 3 * weight_ns)
+    return max(bound_ns, 0.0)
 
 
 def _per_round(name: str, p: int, m: int) -> int:

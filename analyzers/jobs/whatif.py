@@ -22,7 +22,6 @@ from chopper import wording as fmt
 from chopper.analyzers.jobs.model import Job, Nodes
 from chopper.analyzers.jobs.operations import P2P
 from chopper.analyzers.jobs.schedules import (
-    BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     COMPUTE,
@@ -311,6 +310,18 @@ def micro_batches_of(nodes: Nodes) -> int:
     return round(forwards / max(len(nodes.ranks) * nodes.virtual_stages, 1))
 
 
+def weight_ratio(job: Job, times: np.ndarray) -> float | None:
+    """Return the part of a backward that is weight gradients; None where no backward is split.
+
+    Of the first stage both parts may be recorded as one.
+    """
+    role = np.where(job.nodes.global_stage > 0, job.nodes.role, "")
+    parts = {kind: float(times[role == kind].sum()) for kind in (BACKWARD_INPUT, BACKWARD_WEIGHT)}
+    if not parts[BACKWARD_WEIGHT]:
+        return None
+    return parts[BACKWARD_WEIGHT] / sum(parts.values())
+
+
 def _bubble(job: Job) -> Bubble | None:
     """Return the idle time of the pipeline; None for jobs without one, or without compute."""
     nodes = job.nodes
@@ -327,19 +338,20 @@ def _bubble(job: Job) -> Bubble | None:
 
     recorded_end = job.graph.simulate(job.own_ns, job.delay_ns)
     ideal = np.broadcast_to(job.ideal_ns, (len(nodes), 1))
-    per_batch = {
-        role: float(job.ideal_ns[nodes.role == role].sum()) / (workers * max(batches, 1))
-        for role in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
-    }
+    forward, backward = (
+        float(job.ideal_ns[np.isin(nodes.role, roles)].sum()) / (workers * max(batches, 1))
+        for roles in (COMPUTE[:1], COMPUTE[1:])
+    )
+    weight = weight_ratio(job, job.ideal_ns)
     bound = None
     if schedule is not None:
         bound = bubble_bound_ns(
             schedule,
             nodes.stages_count,
             virtual,
-            forward_ns=per_batch[FORWARD],
-            backward_ns=sum(per_batch[role] for role in COMPUTE[1:]),
-            weight_ns=per_batch[BACKWARD_WEIGHT] or None,
+            forward_ns=forward,
+            backward_ns=backward,
+            weight_ns=None if weight is None else weight * backward,
         )
     return Bubble(
         schedule=schedule,

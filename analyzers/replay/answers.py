@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from chopper.notebook import as_cell
 
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from chopper.analyzers.attribution import Attribution, CauseRow
+    from chopper.analyzers.jobs.whatif import JobSlowdown
 
-SCHEMA = "chopper.whatif/2"
+SCHEMA = "chopper.whatif/3"
+JOB_RATIOS = ("slowdown_ratio", "worst_workers_share_ratio", "last_stage_share_ratio")
 _CAUSE_FIELDS = ("id", "parent", "label", "time_ns", "share_ratio")
 
 
@@ -42,6 +44,9 @@ class WhatIf:
             replayed for all.
         grouping_error_ratio: the most that another rank differs, in a step, from the replayed one
             that it is taken to change as.
+        model: what was replayed: ``launches`` of the host and what they start, or the
+            ``operations`` of a job. Operations have no causes: both attributions are the run's.
+        job: how much slower the job is than its ideal; None with ``job_reason``.
     """
 
     source: str
@@ -62,6 +67,9 @@ class WhatIf:
     ranks_count: int = 1
     replayed_ranks_count: int = 1
     grouping_error_ratio: float = 0.0
+    model: Literal["launches", "operations"] = "launches"
+    job: JobSlowdown | None = None
+    job_reason: str | None = None
 
     @property
     def saved_ratio(self) -> float:
@@ -81,6 +89,8 @@ class WhatIf:
         """The largest cause of the changed run that can be removed."""
         from chopper.analyzers.replay.whatif_options import NOT_FIXABLE
 
+        if self.model == "operations":
+            return None
         return next((c for c in self.attribution.leaves() if c.id not in NOT_FIXABLE), None)
 
     def widened(self, step_ns: Sequence[float]) -> WhatIf:
@@ -105,7 +115,7 @@ class WhatIf:
         return as_cell(self, "chopper.reports.whatif:notebook_page")
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form, schema ``chopper.whatif/2``."""
+        """The documented JSON form, schema ``chopper.whatif/3``."""
         following = self.next_bottleneck
         total = sum(time for _, _, time in self.path)
         return {
@@ -125,6 +135,10 @@ class WhatIf:
                 for n, (a, b) in self.steps.items()
             ],
             "unmodified_error_ratio": self.error_ratio,
+            "model": self.model,
+            **{name: getattr(self.job, name, None) for name in JOB_RATIOS},
+            "job": None if self.job is None else self.job.to_dict(),
+            "job_reason": self.job_reason,
             "reference_rank": self.reference_rank,
             "ranks_count": self.ranks_count,
             "replayed_ranks_count": self.replayed_ranks_count,
@@ -135,7 +149,7 @@ class WhatIf:
             else {"id": following.id, "label": following.label, "time_ns": following.time_ns},
             "causes": [
                 {name: getattr(cause, name) for name in _CAUSE_FIELDS}
-                for cause in self.attribution.causes()
+                for cause in (self.attribution.causes() if self.model == "launches" else ())
             ],
             "critical_path": [
                 {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from chopper import quantities
+from chopper.analyzers.jobs.schedules import SCHEDULES
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import UsageError
+from chopper.quantities import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,6 +101,11 @@ class Changes:
         without: operators that are not called.
         graphs: each step is launched as one graph.
         overlap: nothing but communication, and the end of a step, waits for communication.
+        mend: (what, which): operations of a job that take the mean of their peers: ``stage``,
+            ``rank`` or ``replica`` and a number, ``op`` and a name, ``sequence-lengths``, ``all``.
+        schedule: pipeline schedule to run instead.
+        virtual_stages: stages per pipeline rank.
+        micro_batches, micro_batches_ratio: per step; one of both.
     """
 
     fix: tuple[str, ...] = ()
@@ -111,6 +119,39 @@ class Changes:
     without: tuple[str, ...] = ()
     graphs: bool = False
     overlap: bool = False
+    mend: tuple[tuple[str, str | int], ...] = ()
+    schedule: str | None = None
+    virtual_stages: int | None = None
+    micro_batches: int | None = None
+    micro_batches_ratio: float | None = None
+
+    @property
+    def of_shape(self) -> bool:
+        """Tell whether the pipeline runs in another shape."""
+        shape = self.schedule, self.virtual_stages, self.micro_batches, self.micro_batches_ratio
+        return shape != (None,) * 4
+
+    @property
+    def of_job(self) -> bool:
+        """Tell whether the operations of a job change."""
+        return bool(self.mend) or self.of_shape
+
+    def without_job(self, fixed: str | None) -> Changes:
+        """Return the changes that are not of a job's operations.
+
+        Args:
+            fixed: a cause of ``fix`` that is left out, too.
+        """
+        fix = tuple(cause for cause in self.fix if cause != fixed)
+        return replace(
+            self,
+            fix=fix,
+            mend=(),
+            schedule=None,
+            virtual_stages=None,
+            micro_batches=None,
+            micro_batches_ratio=None,
+        )
 
     @property
     def of_link(self) -> bool:
@@ -156,19 +197,26 @@ def changes_of(
     without: Sequence[str] = (),
     graphs: bool = False,
     overlap: bool = False,
+    mend: Sequence[str] = (),
+    schedule: str | None = None,
+    virtual_stages: int | None = None,
+    micro_batches: str | None = None,
 ) -> Changes:
     """Changes as people write them, see :func:`chopper.whatif`.
 
     Raises:
         UsageError: one that is none, or that contradicts another.
     """
-    from chopper import quantities
-
     named = [part for text in fix for part in text.split(",")]
     causes = tuple(dict.fromkeys(c for name in named for c in causes_named(name)))
     reference = clock is not None and clock.strip().lower() in ("reference", "ref")
     bandwidth, bandwidth_ratio = _either(link, "--link", quantities.rate_bytes_per_s)
     latency_s, latency_ratio = _either(latency, "--latency", quantities.seconds)
+    if schedule is not None:
+        schedule = one_of("schedule", schedule, SCHEDULES)
+    if virtual_stages is not None and virtual_stages < 1:
+        raise UsageError(f"--virtual-stages {virtual_stages}: expected 1 or more")
+    batches, batches_ratio = _either(micro_batches, "--micro-batches", quantities.count)
     return Changes(
         fix=causes,
         clock_hz=None if clock is None or reference else quantities.frequency_hz(clock, "--clock"),
@@ -181,7 +229,29 @@ def changes_of(
         without=tuple(without),
         graphs=graphs,
         overlap=overlap,
+        mend=tuple(dict.fromkeys(_mend(text) for text in mend)),
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        micro_batches=None if batches is None else int(batches),
+        micro_batches_ratio=batches_ratio,
     )
+
+
+MENDS = ("stage=N", "rank=N", "replica=N", "op=NAME", "sequence-lengths", "all")
+"""What can be mended."""
+
+
+def _mend(text: str) -> tuple[str, str | int]:
+    what, _, which = text.strip().lower().partition("=")
+    what, which = what.strip(), which.strip()
+    if what in ("sequence-lengths", "all") and not which:
+        return what, ""
+    if what == "op" and which:
+        return what, which
+    number = quantities.digits(which)
+    if what in ("stage", "rank", "replica") and number is not None:
+        return what, number
+    raise UsageError(f"--mend {text!r}: expected one of {', '.join(MENDS)}")
 
 
 def _either(

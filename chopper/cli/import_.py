@@ -69,17 +69,15 @@ def command(
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory
       chopper import "s3://bucket/job/rank*.json.gz" -o s3://bucket/runs/job
     """
-    from chopper.analyzers.coordinates import with_coordinates
     from chopper.ingest import find_sources, write_run
     from chopper.ingest.attachments import zone_of
     from chopper.storage.caches import cache_folder
 
-    facts = shared.read_facts()
-    layout = facts.pop("layout")
+    of_device, columns = shared.stated(), shared.mapped()
     zone = None if time_zone is None else zone_of(time_zone)
     counted: deque[str] = deque([""], maxlen=1)
     with progress("looking for the traces", counted):
-        files = find_sources(traces, counted.append, facts["columns"])
+        files = find_sources(traces, counted.append, columns)
     target = output or Path("runs") / (
         shared.run_name(files[0]) if len(files) == 1 else files[0].resolve().parent.name
     )
@@ -91,8 +89,14 @@ def command(
         finished = cache_folder("imports", target_key)
 
     def write(directory: Path) -> RunManifest:
-        written = write_run(traces, directory, zone=zone, **facts, engine=engine, finished=finished)
-        return with_coordinates(written, layout)
+        return write_run(
+            *(traces, directory),
+            zone=zone,
+            device=of_device,
+            columns=columns,
+            engine=engine,
+            finished=finished,
+        )
 
     with progress(f"importing {len(files)} trace(s)", counted), contextlib.ExitStack() as at_end:
         if finished is not None:

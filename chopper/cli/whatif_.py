@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import click
@@ -17,6 +18,13 @@ def _fixes() -> list[str]:
 
     aliases = [alias.replace("_", "-") for alias in ALIASES]
     return sorted([cause for cause in CAUSES if not not_fixable(cause)] + aliases)
+
+
+def _schedules() -> list[str]:
+    """Return the names of pipeline schedules."""
+    from chopper.analyzers.jobs.schedules import SCHEDULES
+
+    return [*SCHEDULES]
 
 
 @click.command("whatif", cls=shared.Command)
@@ -47,6 +55,21 @@ def _fixes() -> list[str]:
     is_flag=True,
     help="Perfect overlap: a step waits for communication at its end only.",
 )
+@click.option(
+    "--mend",
+    multiple=True,
+    metavar="PART",
+    help="Part of a job whose operations take the mean of their type: stage=3, rank=12, "
+    "replica=1, op=backward, all; or sequence-lengths, every micro-batch the mean of its step.",
+)
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    shell_complete=shared.completing(_schedules),
+    help="Pipeline schedule: 1f1b, gpipe, interleaved, zb1p, dualpipe.",
+)
+@click.option("--virtual-stages", type=int, metavar="N", help="Stages per pipeline rank.")
+@click.option("--micro-batches", metavar="N", help="Micro-batches per step: 16, or x2.")
 @shared.as_json
 @shared.report_output("Additional file to write")
 def command(
@@ -59,6 +82,10 @@ def command(
     without: tuple[str, ...],
     graphs: bool,
     overlap: bool,
+    mend: tuple[str, ...],
+    schedule: str | None,
+    virtual_stages: int | None,
+    micro_batches: str | None,
     as_json: bool,
     output: Path | None,
     force: bool,
@@ -69,6 +96,9 @@ def command(
     collectives that couple the ranks) with changes; several changes combine. Without any, each
     cause is removed in turn, to show its recoverable time.
 
+    Of a job of several ranks, the page also gives its slowdown against the ideal job, whose
+    operations each take the mean of their type, and what slowed it: workers, stages, operations.
+
     \b
     Examples:
       chopper whatif runs/mine
@@ -77,6 +107,8 @@ def command(
       chopper whatif trace.json.gz --faster gemm=2x --graphs
       chopper whatif runs/mine --link x2 --latency 5us
       chopper whatif runs/mine --clock 1.2GHz -o slower.html
+      chopper whatif job.parquet --mend stage=3 --mend sequence-lengths
+      chopper whatif job.parquet --schedule interleaved --virtual-stages 2
     """
     from chopper import pipeline
     from chopper.analyzers.replay.replay import Replay
@@ -91,15 +123,19 @@ def command(
         without=without,
         graphs=graphs,
         overlap=overlap,
+        mend=mend,
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        micro_batches=micro_batches,
     )
     if output is not None:
         shared.check_report(output, force=force)
     attribution = shared.attributed(sources)
     with progress("replaying"):
-        replay = Replay(attribution)
-        answer = pipeline.whatif(attribution, changes, replay)
+        replayed = cache(lambda: Replay(attribution))
+        answer = pipeline.whatif(attribution, changes, replayed)
     from chopper.reports import whatif
 
     shared.present(
-        lambda: whatif.page(answer, replay), answer.to_dict, as_json=as_json, output=output
+        lambda: whatif.page(answer, replayed), answer.to_dict, as_json=as_json, output=output
     )

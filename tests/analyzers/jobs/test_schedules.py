@@ -83,6 +83,19 @@ def test_the_schedule_that_ran_is_recognized(name: str, p: int, m: int, v: int) 
     assert recognize([order[::-1] for order in ran], v) is None
 
 
+def test_zero_bubble_as_torch_runs_it_is_recognized() -> None:
+    # Adjacent parts of a backward are run as one, and stage 0 has no input gradients.
+    ran = [
+        [(a.kind, a.stage) for a in order if (a.kind, a.stage) != (BACKWARD_INPUT, 0)]
+        for order in SCHEDULES["zb1p"](2, 4, 2)
+    ]
+    assert recognize(ran, 2) == "zb1p"
+    at = ran[1].index((BACKWARD_WEIGHT, 3))
+    assert ran[1][at - 1] == (BACKWARD_INPUT, 3)
+    ran[1][at - 1 : at + 1] = [(BACKWARD, 3)]
+    assert recognize(ran, 2) == "zb1p"
+
+
 @pytest.mark.parametrize(
     ("name", "p", "m", "v"),
     [("dualpipe", 3, 12, 1), ("dualpipe", 4, 6, 1), ("interleaved", 4, 9, 2), ("1f1b", 4, 8, 2)],

@@ -92,7 +92,7 @@ def test_a_lower_clock_lengthens_the_steps_without_a_trace(lead: Attribution) ->
     assert found.predicted_step_ns > 1.01 * found.observed_step_ns
     slow = Replay(lead)
     slow.pace = 1.0
-    traced = pipeline.whatif(slow.run, changes_of(clock="1500MHz"), slow)
+    traced = pipeline.whatif(slow.run, changes_of(clock="1500MHz"), lambda: slow)
     assert traced.predicted_step_ns == pytest.approx(traced.observed_step_ns, rel=0.001)
 
 

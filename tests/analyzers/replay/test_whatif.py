@@ -322,7 +322,7 @@ def test_the_command_without_changes_lists_what_each_cause_gives_back(slow_data:
 
 def test_json_has_the_documented_form(slow_data: Path) -> None:
     found = json.loads(invoke(str(slow_data), "--fix", "data", "--json").stdout)
-    assert found["schema"] == "chopper.whatif/2"
+    assert found["schema"] == "chopper.whatif/3"
     assert found["predicted_step_ns"] < found["observed_step_ns"]
     assert len(found["predicted_ci95_ns"]) == 2
     assert sum(p["share_ratio"] for p in found["critical_path"]) == pytest.approx(1.0)
@@ -357,5 +357,5 @@ def test_real_traces_are_given_back_within_one_percent(path: Path) -> None:
         return
     replay = Replay(run)
     assert replay.error_ratio <= 0.01
-    found = pipeline.whatif(run, changes_of(fix=["idle.preparation"]), replay)
+    found = pipeline.whatif(run, changes_of(fix=["idle.preparation"]), lambda: replay)
     assert 0 <= found.saved_ratio <= 1
