@@ -38,6 +38,7 @@ from chopper.analyzers.attribution import (
     with_times,
 )
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
+from chopper.analyzers.causes.pipeline import Actions, actions_of, places_of, stage_waits
 from chopper.analyzers.causes.step_time import RecordedSteps, step_time
 from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.match import (
@@ -180,11 +181,13 @@ class JoinSummary:
 
     Attributes:
         others: collectives in a stretch of its trace that are of another stretch.
+        actions: its passes through a pipeline; None without any.
     """
 
     part: Part
     rows_count: int
     others: Events | None = None
+    actions: Actions | None = None
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def join_task(
         own = window[part.waiting.event] >= 0
         others = part.waiting[~own]
         part = replace(part, waiting=part.waiting[own])
-    return JoinSummary(part, rows_count, others), leave(joined.stored(), folder)
+    return JoinSummary(part, rows_count, others, actions_of(joined)), leave(joined.stored(), folder)
 
 
 def attribute_task(
@@ -304,6 +307,19 @@ def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Match
     return matched
 
 
+def with_stage_waits(
+    recording: Run, matched: dict[int, Matched], actions: Mapping[int, Actions]
+) -> dict[int, Matched]:
+    """Return the collectives of all ranks, with what each waits for in its pipeline."""
+    if len(actions) < 2:
+        return matched
+    waits = stage_waits(actions, places_of(recording.manifest, actions))
+    return {
+        rank: replace(one, stage_waits=waits.get(rank)) if waits else one
+        for rank, one in matched.items()
+    }
+
+
 MOST_ROWS = 2_000_000
 """Of host spans and device events: a run with more is looked at closely in some ranks only."""
 _LEAST_ROWS = 2_000
@@ -370,6 +386,7 @@ def _attributed(
         stages.alone(*recording.ranks)
     else:
         matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
+        matched = with_stage_waits(recording, matched, stages.actions)
     rows_count = sum(max(count, _LEAST_ROWS) for count in stages.rows_count.values())
     all_closely = not ranks and rows_count <= MOST_ROWS and not in_stretches
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
@@ -471,6 +488,7 @@ class _Stages:
         partly: rank → the stretch of it that was looked at closely, where that is not all of it.
         windows: rank → all its windows.
         lost: ranks that are left out.
+        actions: rank → its passes through a pipeline, of those that were joined whole.
     """
 
     def __init__(
@@ -482,6 +500,7 @@ class _Stages:
         self.partly: dict[int, _Unit] = {}
         self.windows: dict[int, pa.Table] = {}
         self.lost: list[Finding] = []
+        self.actions: dict[int, Actions] = {}
         self._near_shares: dict[int, RankShare] = {}
         self._near_matched: dict[int, Matched] = {}
         self._recording, self._engine = recording, engine
@@ -511,6 +530,8 @@ class _Stages:
                     yield of_stretches(parts)
                 parts = []
                 self.rows_count[rank], self._joined[rank] = 0, []
+            if joint.actions is not None and unit.stretch is None:
+                self.actions[rank] = joint.actions
             before = sum(one.events_count for one in self._joined[rank])
             count = joint.part.device_event_counts[rank]
             self.rows_count[rank] += joint.rows_count

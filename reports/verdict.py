@@ -60,6 +60,7 @@ class _Class(msgspec.Struct, frozen=True):
     part: str = ""
     group: str = ""
     causes: tuple[str, ...] = ()
+    dominant_ratio: float = _DOMINANT
     phases: tuple[str, ...] = ()
 
 
@@ -209,7 +210,8 @@ class _Step(msgspec.Struct, frozen=True):
         name, share = self.inside(group)[0]
         rivals = [part for g, part in self.groups.items() if g not in ("compute", group)]
         least = max(
-            _DOMINANT * self.groups[group], min(max(rivals, default=0.0), self.groups[group])
+            classes().get(group, classes()[name]).dominant_ratio * self.groups[group],
+            min(max(rivals, default=0.0), self.groups[group]),
         )
         if group in classes() and (name == group or share < least):
             return group, self.groups[group]
@@ -394,6 +396,10 @@ def _of_ranks(step: _Step) -> tuple[str, float, str] | None:
     )
     if ranks.work_ratio is not None and name in ("uneven_work", "experts", "ring"):
         text += f", which has {fmt.factor(ranks.work_ratio)} the work of the others"
+    elif ranks.peers_ratio is not None:
+        text += (
+            f", which computes {fmt.factor(ranks.peers_ratio)} as long as the others of its stage"
+        )
     elif ranks.kind == "late_rank" and ranks.worst.cause is not None:
         text += f", which spends more time on {fmt.inside(full_label(ranks.worst.cause))}"
     elif ranks.kind == "late_entry":

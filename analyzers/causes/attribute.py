@@ -19,6 +19,7 @@ from chopper.analyzers.causes.core_wait import (
 from chopper.analyzers.causes.event_work import EventWork, event_work
 from chopper.analyzers.causes.factors import Factors, measure
 from chopper.analyzers.causes.idle import Gaps, grouping_of, split_idle
+from chopper.analyzers.causes.pipeline import with_stage_waits
 from chopper.analyzers.causes.quality import check_factors, check_rank, clock_coverage
 from chopper.analyzers.causes.states import (
     Shares,
@@ -97,6 +98,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     factors = measure(joined, links, states, work)
     compute = split_compute(states, links, work, factors)
     exposed = split_exposed(states, links, joined, matched, waiting)
+    if matched is not None and matched.stage_waits is not None:
+        exposed, gaps = with_stage_waits(matched.stage_waits, joined, states, exposed, gaps)
     piece = _pieces(joined, links, states, compute, exposed, gaps)
     observed = int(windows.bounds_ns[-1] - windows.bounds_ns[0])
     total = int(ints(piece, "time_ns").sum())

@@ -36,6 +36,9 @@ def late_rank(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
     if uneven.kind == "late_rank" and worst.cause is not None:
         late = "is a straggler"
         reason = f"it spends more time than others on {fmt.inside(CAUSES[worst.cause].label)}"
+    if uneven.peers_ratio is not None:
+        of_peers = fmt.factor(uneven.peers_ratio)
+        reason = f"it computes {of_peers} as long as the others of its stage, and all stages wait"
     yield Sighting(
         events={worst.rank: events.row[mine]},
         changes=Changes(fix=("communication.wait",)),

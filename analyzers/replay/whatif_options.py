@@ -23,6 +23,17 @@ NOT_FIXABLE = {
     "faster link (--link), or send less",
     "idle.unlaunched": "no launch was recorded, so what the device waited for is unknown",
     "idle.no_step": "no device event shows what was waited for",
+    **dict.fromkeys(
+        (c for c in LEAVES if ".pipeline." in c and not c.endswith("_imbalance")),
+        "a schedule is changed, not removed: --schedule, --virtual-stages or --micro-batches",
+    ),
+    **dict.fromkeys(
+        (c for c in LEAVES if ".pipeline.stage_" in c), "stages are evened: --mend stage=N"
+    ),
+    **dict.fromkeys(
+        (c for c in LEAVES if ".pipeline.micro_batch_" in c),
+        "micro-batches are evened: --mend sequence-lengths",
+    ),
 }
 """Leaves that nothing takes away, and why."""
 _HOST = "idle.preparation."

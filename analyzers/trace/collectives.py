@@ -38,7 +38,7 @@ _SHARED = frozenset(("reducescatter", "allgather"))
 """One side of these holds the parts of all ranks: input and output cannot be of one size."""
 _OUTPUT_FIRST = "c10d::"
 """Operators that take what comes out before what goes in (or the one tensor that is both)."""
-_POINT_TO_POINT = "sendrecv"
+POINT_TO_POINT = "sendrecv"
 """No collective: two ranks, in one direction."""
 _Read = TypeVar("_Read")
 _PEER = re.compile(r"(?:^|[:_])i?(send|recv)(?: *\d+ *(?:->|<-) *(\d+))?$", re.ASCII)
@@ -105,7 +105,7 @@ class Kind:
     @property
     def bus_ratio(self) -> float | None:
         """nccl-tests' bus factor, None where unknown."""
-        if self.what == _POINT_TO_POINT:
+        if self.what == POINT_TO_POINT:
             return 1.0
         if self.what not in _BUS_FACTORS or not self.size or self.size < 2:
             return None
@@ -188,7 +188,7 @@ def describe(links: Links, annotation_row: np.ndarray, inputs: RankTables) -> Co
     unnumbered = sequence < 0
     sequence[unnumbered] = _numbered_by_operator(links, rows, recorded)[unnumbered]
     # Sends and receives are numbered by each rank for itself, unless the file is of the whole job.
-    own = [k.what == _POINT_TO_POINT and not (k.key and k.key.numbered) for k in kinds]
+    own = [k.what == POINT_TO_POINT and not (k.key and k.key.numbered) for k in kinds]
     sequence = np.where(np.array([*own, False])[kind], -1, sequence)
     left_ns = links.events.end_ns[rows]
     return Communication(rows, kinds, kind, sequence, entered_ns, left_ns, len(links.events))
@@ -365,7 +365,7 @@ class _Describing:
         # More than fits an address space is a damaged record.
         elements = elements if elements < _ELEMENTS_MAX else 0
         message = elements * width if width and elements else None
-        if what == _POINT_TO_POINT:
+        if what == POINT_TO_POINT:
             return self._pair(entry, name, group, members, message)
         if what in _SHARED and sent == received and size != 1:
             message = None
@@ -416,10 +416,10 @@ class _Describing:
                 target = other if target is None else target
         ends = (source, target)
         if source is None or target is None or source == target or self.inputs.rank not in ends:
-            return Kind(_POINT_TO_POINT, group, 2, (), message)
+            return Kind(POINT_TO_POINT, group, 2, (), message)
         pair = (min(source, target), max(source, target))
         key = Key(pair, 2, group or "", f"send {source}→{target}", -1, numbered)
-        return Kind(_POINT_TO_POINT, group, 2, pair, message, key)
+        return Kind(POINT_TO_POINT, group, 2, pair, message, key)
 
     def by_names(
         self, name: str, elements: int, first_bytes: int | None, *, output_first: bool
@@ -435,7 +435,7 @@ class _Describing:
         if world < 2 or sub_groups:
             return Kind(what, None, None, (), None)
         members = tuple(range(world))
-        if what == _POINT_TO_POINT:
+        if what == POINT_TO_POINT:
             return self._pair(_Fields(), name, None, members, first_bytes)
         # What goes into an all-gather, and what comes out of a scatter, is one rank's part.
         is_part = what in (("reducescatter", "scatter") if output_first else ("allgather",))
@@ -457,7 +457,7 @@ def _normalized(name: str) -> str:
     """``gloo:all_gather``, ``_allgather_base``, ``ncclDevKernel_AllGather_…`` → ``allgather``."""
     flat = name.lower().replace("_", "")
     if "sendrecv" in flat or _PEER.search(name.lower()):
-        return _POINT_TO_POINT
+        return POINT_TO_POINT
     return next((part for part in _BUS_FACTORS if part in flat), flat[:40])
 
 

@@ -62,6 +62,27 @@ class Misnumbered:
 
 
 @dataclass(frozen=True, slots=True)
+class StageWaits:
+    """Waiting in each step of a rank that follows from schedule, stages and micro-batches.
+
+    Attributes:
+        steps: numbers of the steps.
+        bubble_ns: shape (3, steps): idle time of the schedule before the first backward, between,
+            and after the last forward, if all stages and micro-batches were alike.
+        uneven_ns: shape (2, steps): what unequal stages, then unequal micro-batches, add.
+        first_backward_ns, last_forward_ns: as recorded, in the rank's clock, per step.
+        stages: rank → place in the pipeline.
+    """
+
+    steps: np.ndarray
+    bubble_ns: np.ndarray
+    uneven_ns: np.ndarray
+    first_backward_ns: np.ndarray
+    last_forward_ns: np.ndarray
+    stages: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Matched:
     """The matched collectives of one rank.
 
@@ -73,6 +94,7 @@ class Matched:
         offset_ns: lead of this rank's clock over that of ``offset_rank``, the lowest that
             collectives tie it to; by when they leave collectives.
         misnumbered: groups of the run, the same for all its ranks, whose numbers were not used.
+        stage_waits: of the pipeline that the rank is in; None without one.
     """
 
     event_row: np.ndarray
@@ -82,6 +104,7 @@ class Matched:
     offset_ns: int = 0
     offset_rank: int | None = None
     misnumbered: tuple[Misnumbered, ...] = ()
+    stage_waits: StageWaits | None = None
 
     @property
     def ready_ns(self) -> np.ndarray:

@@ -20,7 +20,7 @@ spent AS (
         rank,
         event_row,
         sum(time_ns) AS exposed_ns,
-        sum(time_ns) FILTER (cause LIKE 'communication.wait%') AS exposed_waiting_ns
+        sum(time_ns) FILTER (cause LIKE 'communication.wait%' OR cause LIKE 'communication.pipeline%') AS exposed_waiting_ns
     FROM piece JOIN selection USING (rank, step_index)
     WHERE in_step_time AND cause LIKE 'communication%'
     GROUP BY rank, event_row

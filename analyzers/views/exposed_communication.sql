@@ -75,7 +75,7 @@ spent AS (
     SELECT
         rank,
         event_row,
-        sum(time_ns) FILTER (cause LIKE 'communication.wait%') AS waiting,
+        sum(time_ns) FILTER (cause LIKE 'communication.wait%' OR cause LIKE 'communication.pipeline%') AS waiting,
         sum(time_ns) FILTER (cause LIKE 'communication.transfer.at_peak%') AS at_peak,
         sum(time_ns) FILTER (cause LIKE 'communication.transfer.below_peak%') AS below_peak,
         sum(time_ns) FILTER (cause LIKE 'communication.transfer.no_peak%') AS no_peak,

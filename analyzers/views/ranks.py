@@ -447,6 +447,7 @@ class Uneven(msgspec.Struct, frozen=True, kw_only=True):
         wait_ratio: exposed waiting, as a share of the time of all ranks.
         work_ratio: its work ÷ the others' mean, at equal speed; None where nothing computed.
         own_ns: rank → mean step without waiting for other ranks.
+        peers_ratio: in a pipeline, its passes ÷ those of the other ranks of its stage.
     """
 
     kind: Kind
@@ -454,6 +455,7 @@ class Uneven(msgspec.Struct, frozen=True, kw_only=True):
     wait_ratio: float
     work_ratio: float | None
     own_ns: dict[int, int]
+    peers_ratio: float | None = None
 
     @property
     def others_ns(self) -> int:
@@ -463,10 +465,23 @@ class Uneven(msgspec.Struct, frozen=True, kw_only=True):
 
 def uneven(run: Attribution, members: Members, events: Events) -> Uneven | None:
     """Tell why ranks wait for each other, None where none waits. COMMUNICATION, PIECE -> kind."""
-    found = worst(stragglers(run, members))
+    table = stragglers(run, members)
+    found = worst(table)
     if found is None:
         return None
     own_ns, work_ns = own_times(run), _work(run, events)
+    if (slow := _slow_at_its_stage(run)) is not None:
+        rank, peers_ratio, cause, excess_ns = slow
+        own_rows = table.filter(pc.equal(table["straggler_rank"], rank))
+        direct = worst(own_rows) or Worst(rank, 0.0, 0.0, None, 0)
+        return Uneven(
+            kind="late_rank",
+            worst=Worst(rank, direct.late_ratio, direct.share_ratio, cause, excess_ns),
+            wait_ratio=sum(r.time_ns for r in run.causes() if r.id == WAIT) / run.observed_ns,
+            work_ratio=None,
+            own_ns=own_ns,
+            peers_ratio=peers_ratio,
+        )
     more_ns, longer_ns = (_beyond(times, found.rank) for times in (work_ns, own_ns))
     others_ns = work_ns[found.rank] - more_ns
     waited_ns = sum(row.time_ns for row in run.causes() if row.id == WAIT)
@@ -498,9 +513,45 @@ def uneven(run: Attribution, members: Members, events: Events) -> Uneven | None:
 def own_times(run: Attribution) -> dict[int, int]:
     """Return the mean step of each rank without waiting for other ranks, in ns."""
     time_ns, ranks, causes = cube(run)
-    own = time_ns[:, :, [cause != WAIT for cause in causes]].sum(axis=(1, 2))
+    own = time_ns[:, :, [not _waits(cause) for cause in causes]].sum(axis=(1, 2))
     steps = np.maximum((time_ns.sum(axis=2) > 0).sum(axis=1), 1)
     return dict(zip(ranks.tolist(), np.rint(own / steps).astype(int).tolist(), strict=True))
+
+
+def _waits(cause: str) -> bool:
+    """Return whether a leaf is waiting for other ranks."""
+    return cause == WAIT or ".pipeline." in cause
+
+
+def _slow_at_its_stage(run: Attribution) -> tuple[int, float, str | None, int] | None:
+    """Return the rank of a pipeline that computes longest beyond the others of its stage.
+
+    The waiting that it causes travels from stage to stage, so that who came last tells nothing.
+
+    Returns:
+        The rank; its time of computing in a step over theirs; the cause that it spends most of that
+        on and by how much, in ns per step. None where no rank computes so much longer.
+    """
+    stages = next((m.stage_waits.stages for m in run.matched.values() if m.stage_waits), {})
+    time_ns, ranks, causes = cube(run)
+    steps = np.maximum((time_ns.sum(axis=2) > 0).sum(axis=1), 1)
+    of_causes = time_ns.sum(axis=1) / steps[:, None]
+    computes = np.array([cause.startswith("compute.") for cause in causes])
+    busy = of_causes[:, computes].sum(axis=1)
+    stage = np.array([stages.get(rank, -1) for rank in ranks.tolist()])
+    last, usual, more_ns = -1, 0.0, 0.0
+    for number in np.unique(stage[stage >= 0]):
+        peers = np.flatnonzero(stage == number)
+        middle = float(np.sort(busy[peers])[(len(peers) - 1) // 2])
+        longest = int(peers[np.argmax(busy[peers])])
+        if busy[longest] - middle > more_ns:
+            last, usual, more_ns = longest, middle, float(busy[longest] - middle)
+    if last < 0 or busy[last] < _UNEVEN_RATIO * usual:
+        return None
+    peers = stage == stage[last]
+    excess = np.where(computes, of_causes[last] - np.median(of_causes[peers], axis=0), 0)
+    most = int(np.argmax(excess))
+    return int(ranks[last]), float(busy[last] / usual), causes[most], round(float(excess[most]))
 
 
 def _beyond(times: Mapping[int, float], rank: int) -> float:
