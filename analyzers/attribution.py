@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from chopper.analyzers.causes.event_work import EventWork
 from chopper.analyzers.causes.factors import Factors
 from chopper.analyzers.causes.step_time import StepTime
+from chopper.analyzers.coordinates import why_unknown
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.trace.match import Matched
 from chopper.analyzers.trace.rank_join import JoinedRank
@@ -27,7 +28,7 @@ from chopper.claims import Withheld
 from chopper.errors import UsageError
 from chopper.hardware.ceilings import Ceilings, Link
 from chopper.statistics import total_intervals
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import DIMENSIONS, Dimension, Finding
 from chopper.storage.run import Run
 from chopper.wording import plural, ranges
 
@@ -241,8 +242,9 @@ class Attribution:
     def by(self, level: Level) -> list[Group]:
         """Group the same nanoseconds by a level.
 
-        Steps and ranks come in order, everything else largest first. A key of None gathers
-        what has no value at this level (for example idle time without an operator).
+        Steps, ranks and places along a dimension of parallelism, whose ranks are summed, come in
+        order, everything else largest first. A key of None gathers what has no value at this level
+        (for example idle time without an operator, or ranks whose place is not known).
 
         Raises:
             UsageError: no such level.
@@ -251,7 +253,37 @@ class Attribution:
             raise UsageError(f"level {level!r} unknown: one of {', '.join(LEVELS)}")
         if level == "cause":
             return [Group(row.id, row.time_ns, {row.id: row.time_ns}) for row in self.leaves()]
+        if level in DIMENSIONS:
+            return groups_of_ranks(self.totals, self.places(level))
         return groups_of(self.totals, level)
+
+    def places(self, level: str) -> dict[int, int]:
+        """Return rank → its place along a dimension of parallelism, as far as it is known."""
+        return {
+            part.rank: one.index
+            for part in self.recording.manifest.ranks
+            for one in part.coordinates
+            if one.dimension == level
+        }
+
+    @property
+    def dimensions(self) -> list[Dimension]:
+        """Dimensions of parallelism along which the ranks have different places, in order."""
+        return [name for name in DIMENSIONS if len({*self.places(name).values()}) > 1]
+
+    def order_of(self, rank: int) -> tuple[int, ...]:
+        """Return the key by which a rank is shown: its coordinates, then its number."""
+        at = {one.dimension: one.index for one in self.recording.part(rank).coordinates}
+        return (*(at.get(dimension, -1) for dimension in DIMENSIONS), rank)
+
+    def check_level(self, level: str) -> None:
+        """Raise a UsageError that says why for a dimension in which no rank's place is known."""
+        if level in DIMENSIONS and not self.places(level):
+            raise UsageError(
+                f"{self.source}: no rank's place in {level} parallelism is known: "
+                f"{why_unknown(self.recording.manifest, level)}; name the layout, for example "
+                "--layout tp=4,pp=4,dp=4"
+            )
 
     def step_time(self) -> StepTime:
         """Return how long a step takes with and without tracing, and which kinds there are."""
@@ -426,6 +458,14 @@ def groups_of(totals: Totals, level: str) -> list[Group]:
         for own_ns, count in [own_times.get(group.key, (0, 0))]
     ]
     return sorted(groups, key=lambda g: (-g.time_ns, str(g.key)))
+
+
+def groups_of_ranks(totals: Totals, key_of: Mapping[int, int]) -> list[Group]:
+    """Sum times by a key of ranks, in its order, and by leaf cause; None, last, is of the rest."""
+    keys: list[int | None] = [*sorted({*key_of.values()}), None]
+    codes, ranks = _ranks_of(totals.causes)
+    code_of_rank = np.array([keys.index(key_of.get(rank)) for rank in ranks], dtype=np.int64)
+    return _groups(totals.causes, code_of_rank[codes], keys)
 
 
 def _groups(table: pa.Table, codes: np.ndarray, keys: list[Any]) -> list[Group]:

@@ -53,7 +53,7 @@ class Run:
     def __init__(
         self,
         recording: Recording,
-        choices: tuple[Source, Stated | None, dict[str, str] | None] | None = None,
+        choices: tuple[Source, dict[str, Any]] | None = None,
         inputs: tuple[FileFacts, ...] | None = None,
     ) -> None:
         self._recording = recording
@@ -222,11 +222,13 @@ class Attribution:
 
         Args:
             level: ``cause`` (leaves only), ``step``, ``phase``, ``layer``, ``op``, ``kernel`` or
-                ``rank``. Steps and ranks come in order, everything else largest first; a key of
-                null gathers what has no value at this level (idle time without an operator).
+                ``rank``; or ``pipeline``, ``data``, ``expert``, ``context`` or ``tensor``, summed
+                over the ranks of one place. Steps, ranks and places come in order, everything else
+                largest first; a key of null gathers what has no value at this level (idle time
+                without an operator).
 
         Raises:
-            UsageError: no such level.
+            UsageError: no such level, or no rank's place in that dimension is known.
         """
         if _one_of("level", level, LEVELS) == "cause":
             rows = result_tables.causes(self._run, self._saving, leaves=True)
@@ -394,6 +396,7 @@ def load(
     engine: Engine | None = None,
     device: Stated | None = None,
     columns: Mapping[str, str] | None = None,
+    layout: str | None = None,
 ) -> Run:
     """Open a run directory, or read traces as a run.
 
@@ -405,23 +408,31 @@ def load(
             device; for recordings that name none. It counts whatever they say.
         columns: which column of a table of spans is what, where their names do not say so:
             ``{"rank": "worker", "duration": "took", "unit": "ms"}``.
+        layout: how the job was divided over its ranks, for recordings that do not tell:
+            ``"tp=4,pp=4,dp=4"``, the first dimension varying fastest from rank to rank (Megatron's
+            order is tp, cp, dp, pp). It counts whatever they say.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: the device is not in the table, a rank not in the run, or a column no field of
-            spans.
+        UsageError: the device is not in the table, a rank not in the run, a column no field of
+            spans, or the layout of another number of ranks.
     """
-    named, columns = _source(source), _columns(columns)
+    named, stated = _source(source), _stated(device, columns, layout)
     inputs = facts_of(names_of(named))
-    recording = pipeline.read(named, engine, device=device, columns=columns)
-    return Run(recording, (named, device, columns), inputs)
+    return Run(pipeline.read(named, engine, **stated), (named, stated), inputs)
 
 
-def _columns(columns: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return the columns of a table of spans, checked."""
+def _stated(
+    device: Stated | None, columns: Mapping[str, str] | None, layout: str | None
+) -> dict[str, Any]:
+    """Return what the user says of a run, checked, by the names of arguments."""
     from chopper.collectors.formats.spans.fields import checked_columns
 
-    return None if columns is None else checked_columns(columns)
+    return {
+        "device": device,
+        "columns": None if columns is None else checked_columns(columns),
+        "layout": _text("layout", layout, "tp=4,pp=4,dp=4"),
+    }
 
 
 def attribute(
@@ -432,6 +443,7 @@ def attribute(
     steps: Sequence[int] | None = None,
     device: Stated | None = None,
     columns: Mapping[str, str] | None = None,
+    layout: str | None = None,
 ) -> Attribution:
     """Attribute every nanosecond of the run's step windows to exactly one cause.
 
@@ -446,31 +458,30 @@ def attribute(
         ranks: the ranks that views, replay and timeline cover. By default all, or, in a run with
             more than two million host spans and device events, at most sixteen that stand out.
         steps: numbers of the steps to attribute. By default all that were traced.
-        device, columns: as :func:`load` takes them.
+        device, columns, layout: as :func:`load` takes them.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: a rank that is not in the run, steps of which none was traced, or a device that
-            is not in the table.
+        UsageError: a rank that is not in the run, steps of which none was traced, a device that is
+            not in the table, or a layout of another number of ranks.
     """
     chosen = _numbers("ranks", ranks), _numbers("steps", steps)
-    source, inputs, mapped = recording_of(run), None, _columns(columns)
+    source, inputs, stated = recording_of(run), None, _stated(device, columns, layout)
 
     def make() -> Result:
-        return pipeline.attribute(source, engine, *chosen, device=device, columns=mapped)
+        return pipeline.attribute(source, engine, *chosen, **stated)
 
     if isinstance(run, Run) and run._choices is not None and run._inputs is not None:
-        (named, stated, stated_columns), inputs = run._choices, run._inputs
-        device, mapped = device or stated, mapped or stated_columns
+        (named, earlier), inputs = run._choices, run._inputs
+        stated = {name: value or earlier[name] for name, value in stated.items()}
     elif isinstance(source, Recording):
         return Attribution(make())
     else:
         named = source
     if engine is not None:  # the user wants to see it work
         return Attribution(make())
-    return Attribution(
-        attribution_of(names_of(named), make, *chosen, device, mapped, inputs=inputs)
-    )
+    choices = *chosen, *stated.values()
+    return Attribution(attribution_of(names_of(named), make, *choices, inputs=inputs))
 
 
 def compare(

@@ -46,8 +46,21 @@ LEAVES: tuple[str, ...] = tuple(
 CODES: dict[str, int] = {cause: code for code, cause in enumerate(LEAVES)}
 """Number of each leaf, by which arrays name it."""
 
-Level = Literal["cause", "step", "phase", "layer", "op", "kernel", "rank"]
-"""What time can be grouped by."""
+Level = Literal[
+    "cause",
+    "step",
+    "phase",
+    "layer",
+    "op",
+    "kernel",
+    "rank",
+    "pipeline",
+    "data",
+    "expert",
+    "context",
+    "tensor",
+]
+"""What time can be grouped by; the last ones are dimensions of parallelism."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 

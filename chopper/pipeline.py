@@ -40,6 +40,7 @@ from chopper.analyzers.attribution import (
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.pipeline import Actions, actions_of, places_of, stage_waits
 from chopper.analyzers.causes.step_time import RecordedSteps, step_time
+from chopper.analyzers.coordinates import with_coordinates
 from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.match import (
     Events,
@@ -89,6 +90,7 @@ def read(
     *,
     device: Stated | None = None,
     columns: Mapping[str, str] | None = None,
+    layout: str | None = None,
 ) -> Run:
     """Open a run directory, or read traces as a run.
 
@@ -100,15 +102,20 @@ def read(
             device; for recordings that name none. It counts whatever they say.
         columns: which column of a table of spans is what (``{"rank": "worker", "unit": "ms"}``),
             where their names do not say so.
+        layout: how the job was divided over its ranks: ``"tp=4,pp=4,dp=4"``, the first dimension
+            varying fastest. It counts whatever the recording says.
 
     Raises:
         InputError: nothing is there, or it is neither a run nor traces.
-        UsageError: the device is not in the table, or a rank not in the run.
+        UsageError: the device is not in the table, a rank not in the run, or the layout of another
+            number of ranks.
     """
     if engine is None:
         with engine_of(sizes_of(source)) as chosen:
-            return read(source, chosen, device=device, columns=columns)
-    run = ingest.read([source] if isinstance(source, str | Path) else list(source), engine, columns)
+            return read(source, chosen, device=device, columns=columns, layout=layout)
+    named = [source] if isinstance(source, str | Path) else list(source)
+    run = ingest.read(named, engine, columns)
+    run = replace(run, manifest=with_coordinates(run.manifest, layout))
     return run if device is None else with_devices(run, device)
 
 
@@ -334,6 +341,7 @@ def attribute(
     *,
     device: Stated | None = None,
     columns: Mapping[str, str] | None = None,
+    layout: str | None = None,
     begins_ns: Mapping[int, int] | None = None,
 ) -> Attribution:
     """Join, match, attribute and aggregate all ranks of a recording.
@@ -344,20 +352,22 @@ def attribute(
             its memory, else one process per core.
         ranks: those to look at closely; by default all, or of a large run those that matter.
         steps: numbers of those to attribute; by default all.
-        device, columns: as :func:`read` takes them.
+        device, columns, layout: as :func:`read` takes them.
         begins_ns: rank → when its device was done with what is not recorded of it.
 
     Raises:
         InputError: nothing is there, or no rank could be attributed.
-        UsageError: a rank to look at is not in the run, none of the steps was traced, or the device
-            is not in the table.
+        UsageError: a rank to look at is not in the run, none of the steps was traced, the device
+            is not in the table, or the layout of another number of ranks.
     """
     if engine is None:
+        more: dict[str, Any] = {"device": device, "columns": columns, "layout": layout}
+        more["begins_ns"] = begins_ns
         with engine_of(sizes_of(run)) as chosen:
-            return attribute(
-                *(run, chosen, ranks, steps), device=device, columns=columns, begins_ns=begins_ns
-            )
+            return attribute(run, chosen, ranks, steps, **more)
     recording = run if isinstance(run, Run) else read(run, engine, columns=columns)
+    if layout is not None:
+        recording = replace(recording, manifest=with_coordinates(recording.manifest, layout))
     if device is not None:
         recording = with_devices(recording, device)
     missing = sorted({*(ranks or ())} - {*recording.ranks})
@@ -960,7 +970,7 @@ def _summary(part: RankManifest, joined: JoinedRank) -> RankSummary:
     device: Device | None = None if joined.host_only else device_of(part)
     return RankSummary(
         rank=part.rank,
-        label=part.label or f"rank {part.rank}",
+        label=part.label or f"rank {part.name}",
         device=device.name if device else None,
         peak_source=joined.ceiling.source if joined.ceiling else None,
         device_reason=part.stated_device.reason if device and part.stated_device else None,

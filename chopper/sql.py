@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.coordinates import with_coordinates
 from chopper.analyzers.relations import RECORDED, connection, on_host, relation, schema_of
 from chopper.analyzers.views import View
 from chopper.attribution_cache import attribution_of, names_of
@@ -144,6 +145,7 @@ class Query:
         memory_bytes: what DuckDB may take for it.
         device: the device that the run was recorded on, or rank → device, as the user says.
         columns: which column of a table of spans is what, as the user says.
+        layout: how the job was divided over its ranks, as the user says.
         engine: returns what reads and attributes a run that is named; by default this process.
         label: what errors call the statement.
     """
@@ -156,13 +158,14 @@ class Query:
         *,
         device: Stated | None = None,
         columns: Mapping[str, str] | None = None,
+        layout: str | None = None,
         engine: Callable[[], Engine] = Serial,
         label: str = "SQL",
     ) -> None:
         self._source = source
         self._label = label
         self._engine = engine
-        self._device, self._columns = device, columns
+        self._stated: dict[str, Any] = {"device": device, "columns": columns, "layout": layout}
         self._sql = sql
         self._memory_bytes = memory_bytes
         self._connection = connection(memory_bytes)
@@ -332,22 +335,18 @@ class Query:
         """Return what the statement names, with its rows."""
         source, attributes = self._source, not _UNATTRIBUTED.issuperset(self.names)
         directory = None if isinstance(source, Run | Attribution) else _directory(source)
-        if directory is not None and not attributes and self._device is None:
+        if directory is not None and not attributes and not any(self._stated.values()):
             return self._scanned(directory)
         if isinstance(source, Run):
             source = pipeline.attribute(source, self._engine()) if attributes else source
         elif not isinstance(source, Attribution) and not attributes:
-            source = pipeline.read(
-                source, self._engine(), device=self._device, columns=self._columns
-            )
+            source = pipeline.read(source, self._engine(), **self._stated)
         elif not isinstance(source, Attribution):
             named = source  # as it was named, by which an earlier command kept it
             source = attribution_of(
                 names_of(named),
-                lambda: pipeline.attribute(
-                    named, self._engine(), device=self._device, columns=self._columns
-                ),
-                *(None, None, self._device, self._columns),
+                lambda: pipeline.attribute(named, self._engine(), **self._stated),
+                *(None, None, *self._stated.values()),
             )
         if not isinstance(source, Attribution):
             return {name: relation(source, name) for name in self.names}
@@ -365,7 +364,7 @@ class Query:
         except UnicodeEncodeError:  # Arrow opens no such path
             directory, named = self._folder() / "run", directory
             directory.symlink_to(named.resolve(), target_is_directory=True)
-        manifest = read_manifest(directory)
+        manifest = with_coordinates(read_manifest(directory))
         tables: dict[str, pa.Table | ds.Dataset] = {}
         for name, files in self._files(directory, manifest).items():
             empty = parquet.schema_of(name).empty_table()

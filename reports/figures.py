@@ -26,6 +26,7 @@ from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views.ranks import cube
 from chopper.causes import CAUSES, LEAVES
 from chopper.errors import UsageError
+from chopper.models.layouts import dimension_of
 from chopper.reports.labels import color, full_label
 from chopper.reports.series import LARGEST_DRAWN, Series, thin
 from chopper.reports.story import Story
@@ -459,7 +460,13 @@ def rank_map(story: Story) -> Figure:
     time_ns, numbers, causes = cube(run)
     parts = {part.rank: part for part in run.recording.manifest.ranks}
     hosts = {rank: part.hostname or "" for rank, part in parts.items()}
-    order = sorted(range(len(numbers)), key=lambda i: (hosts.get(int(numbers[i]), ""), numbers[i]))
+    order = sorted(
+        range(len(numbers)),
+        key=lambda i: (
+            "" if run.dimensions else hosts.get(int(numbers[i]), ""),
+            run.order_of(int(numbers[i])),
+        ),
+    )
     time_ns, shown_ranks = time_ns[order], numbers[order].tolist()
     observed = time_ns.sum(axis=2)
     wait = time_ns[:, :, causes.index(WAIT)] if WAIT in causes else np.zeros_like(observed)
@@ -475,10 +482,15 @@ def rank_map(story: Story) -> Figure:
     edges = bins(time_ns.shape[1])
     words = sorted({*run.windows["number"].to_pylist()}, key=lambda n: (n is not None, n))
     steps = bin_labels(["whole trace" if n is None else str(n) for n in words], edges)
-    rows = {"rank": [f"rank {rank}" for rank in shown_ranks], **_dimensions(parts, shown_ranks)}
+    rows = {
+        "rank": [f"rank {parts[rank].name}" for rank in shown_ranks],
+        **_places(run, shown_ranks),
+        **_dimensions(parts, shown_ranks, without_known=bool(run.dimensions)),
+    }
     names = [plain(hosts.get(rank, "")) for rank in shown_ranks]
     if len({*names}) > 1:
-        rows["rank"] = [f"{name} · {rank}" for name, rank in zip(names, shown_ranks, strict=True)]
+        labels = [parts[rank].name for rank in shown_ranks]
+        rows["rank"] = [f"{name} · {label}" for name, label in zip(names, labels, strict=True)]
     if 1 < len({*names}) < len(names):
         rows["host"] = names
     views = {
@@ -505,8 +517,22 @@ def rank_map(story: Story) -> Figure:
             110,
             8,
             xaxis={"title": {"text": story.unit}, "type": "category", "nticks": 24},
-            yaxis={"type": "category", "autorange": "reversed", "nticks": 24},
+            yaxis={
+                "type": "category",
+                "autorange": "reversed",
+                "nticks": 24,
+                "automargin": True,
+            },
         ),
+    }
+
+
+def _places(run: Attribution, ranks: list[int]) -> dict[str, list[str]]:
+    """Return the dimensions in which the place of all ranks is known, a label per rank."""
+    return {
+        dimension: [f"{dimension} {places[rank]}" for rank in ranks]
+        for dimension in run.dimensions
+        if (places := run.places(dimension)).keys() >= {*ranks}
     }
 
 
@@ -544,11 +570,18 @@ def _clock_of_steps(story: Story, ranks: list[int], steps_count: int) -> np.ndar
     return None if np.isnan(clock_hz).all() else clock_hz
 
 
-def _dimensions(parts: Mapping[int, RankManifest], ranks: list[int]) -> dict[str, list[str]]:
-    """Return the parallel dimensions whose process groups divide all ranks, a label per rank.
+def _dimensions(
+    parts: Mapping[int, RankManifest], ranks: list[int], *, without_known: bool
+) -> dict[str, list[str]]:
+    """Return the kinds of process groups that divide all ranks, a label per rank.
 
-    A dimension is named by what its groups were described as (DeviceMesh: ``mesh_tp``), or else by
+    A kind is named by what its groups were described as (DeviceMesh: ``mesh_tp``), or else by
     their size and the distance of their ranks.
+
+    Args:
+        parts: rank → its part of the manifest.
+        ranks: those that are shown.
+        without_known: leave out groups whose names tell a dimension of parallelism.
     """
     labels_by_dimension: dict[str, dict[int, str]] = {}
     doubled: Counter[str] = Counter()
@@ -560,7 +593,7 @@ def _dimensions(parts: Mapping[int, RankManifest], ranks: list[int]) -> dict[str
     }
     for description, members in sorted(groups):
         strides = {b - a for a, b in itertools.pairwise(members)}
-        if len(members) < 2 or len(strides) != 1:
+        if len(members) < 2 or len(strides) != 1 or (without_known and dimension_of(description)):
             continue
         name = plain(description)
         if description in _UNNAMED:

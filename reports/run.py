@@ -49,8 +49,16 @@ from chopper.reports.page import (
     Table,
     Widget,
 )
-from chopper.reports.sections import LEVELS, environment, level_data, level_table, view_tables
+from chopper.reports.sections import (
+    LEVELS,
+    environment,
+    level_data,
+    level_table,
+    levels_of,
+    view_tables,
+)
 from chopper.reports.story import Story, facts, step_sentences, withheld
+from chopper.reports.tables import ORDERED
 from chopper.reports.verdict import Verdict, verdict
 from chopper.views import VIEWS, views
 
@@ -118,7 +126,7 @@ def _plain_page(run: Attribution, format: Format) -> Page:
         return _page(story, conclusion, sections, told=told)
     levels = [
         _level(story, level, _ROWS)
-        for level, _ in LEVELS
+        for level, _ in levels_of(story)
         if level != "step" and len(story.by(level)) > 1
     ]
     coverage = Section(title="Coverage", blocks=_coverage(run))
@@ -154,7 +162,7 @@ def grouped(run: Attribution, by: Level, *, top: int | None = None) -> Page:
         top: groups to list; None for 20, and for all steps or ranks.
     """
     story = Story(run)
-    rows = top or (None if by in ("step", "rank") else _TERMINAL_ROWS)
+    rows = top or (None if by in ORDERED else _TERMINAL_ROWS)
     conclusion = verdict(story, "")
     return _page(story, conclusion, [_level(story, by, rows), *_spread(story), *_findings(story)])
 

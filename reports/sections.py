@@ -35,7 +35,8 @@ from chopper.reports.page import (
     Table,
 )
 from chopper.reports.story import Story
-from chopper.storage.manifest import CollectorReport, RunManifest
+from chopper.reports.tables import ORDERED, windows_of_groups
+from chopper.storage.manifest import DIMENSIONS, CollectorReport, RunManifest
 from chopper.views import in_sections
 
 LEVELS: tuple[tuple[Level, str], ...] = (
@@ -45,6 +46,7 @@ LEVELS: tuple[tuple[Level, str], ...] = (
     ("kernel", "Kernel"),
     ("step", "Step"),
     ("rank", "Rank"),
+    *((dimension, f"{dimension.capitalize()} parallelism") for dimension in DIMENSIONS),
 )
 _MAX_ROWS = 1000
 """Rows of one level in a page; the rest is one row."""
@@ -59,22 +61,21 @@ def _group_label(story: Story, group: Group, level: Level) -> str:
         return fmt.kernel_name(str(group.key))
     if level == "rank":
         return next((r.label for r in story.run.ranks if r.rank == group.key), f"rank {group.key}")
-    return str(group.key)
+    return f"{level} {group.key}" if level in DIMENSIONS else str(group.key)
 
 
-def _windows(story: Story, level: Level) -> Mapping[str | int | None, int]:
-    """Return, for each step or rank, how many windows its time is the sum of; else nothing."""
-    if level == "step":
-        return Counter(story.run.windows["number"].to_pylist())
-    return {r.rank: max(r.steps, 1) for r in story.run.ranks} if level == "rank" else {}
+def levels_of(story: Story) -> list[tuple[Level, str]]:
+    """Return the levels of a page with their titles: without dimensions that divide no ranks."""
+    unknown = {*DIMENSIONS} - {*story.run.dimensions}
+    return [(level, title) for level, title in LEVELS if level not in unknown]
 
 
 def level_table(story: Story, level: Level, *, rows: int | None) -> Table:
     """Return the first rows of one level as a table; None for all of them."""
-    groups, windows = story.by(level), _windows(story, level)
+    groups, windows = story.by(level), windows_of_groups(story.run, level)
     observed = max(story.run.observed_ns, 1)
     has_own_time = level in ("op", "kernel")
-    waits = level == "rank" and any(WAIT in group.causes for group in groups)
+    waits = level in ("rank", *DIMENSIONS) and any(WAIT in group.causes for group in groups)
     lines = []
     labels = [_group_label(story, group, level) for group in groups[:rows]]
     alike = {label for label, number in Counter(labels).items() if number > 1}
@@ -91,7 +92,7 @@ def level_table(story: Story, level: Level, *, rows: int | None) -> Table:
         lines.append(
             (
                 Cell(text=label, hint=str(group.key)),
-                fmt.duration(group.time_ns / windows.get(group.key, story.windows)),
+                fmt.duration(group.time_ns / windows[group.key]),
                 *([fmt.duration((group.own_ns or 0) / story.windows)] if has_own_time else ()),
                 *([fmt.duration(_own_ns(group) / windows[group.key])] if waits else ()),
                 Cell(text=fmt.ratio(share), share_ratio=share, color=cause and color(cause)),
@@ -137,7 +138,7 @@ def level_data(story: Story) -> dict[str, Any]:
         "phase_colors": PHASE_COLORS,
         "rank_labels": {str(r.rank): r.label for r in run.ranks},
         "step_index": sorted({int(i) for i in run.windows["step_index"].to_pylist()}),
-        "levels": [_level(story, level, label, order) for level, label in LEVELS],
+        "levels": [_level(story, level, label, order) for level, label in levels_of(story)],
     }
 
 
@@ -147,14 +148,14 @@ def _level(story: Story, level: Level, label: str, leaves: list[str]) -> dict[st
     Rows are ``[key, shown, time_ns, divisor, runs, own_ns, [[cause, time_ns]…], order]``: the
     divisor turns the sum into a mean per step, runs and own time are sums over all windows.
     """
-    groups, windows = story.by(level), _windows(story, level)
-    ordered = level in ("step", "rank")
+    groups, windows = story.by(level), windows_of_groups(story.run, level)
+    ordered = level in ORDERED
     rows = [
         (
             None if group.key is None else str(group.key),
             _group_label(story, group, level),
             group.time_ns,
-            windows.get(group.key, story.windows),
+            windows[group.key],
             group.events_count,
             group.own_ns,
             sorted((leaves.index(c), t) for c, t in group.causes.items() if t > 0),

@@ -120,9 +120,12 @@ class Story:
         return self._tables[view]
 
     def by(self, level: Level) -> list[Group]:
-        """Return the groups of one level, as ``Attribution.by``."""
+        """Return the groups of one level, as ``Attribution.by``; ranks by their coordinates."""
         if level not in self._by:
             self._by[level] = self.run.by(level)
+            if level == "rank":
+                places = {rank.rank: self.run.order_of(rank.rank) for rank in self.run.ranks}
+                self._by[level].sort(key=lambda group: places[int(group.key or 0)])
         return self._by[level]
 
     @cached_property
@@ -372,7 +375,8 @@ def _straggler(story: Story) -> list[Evidence]:
     if last.cause is not None and last.excess_ns:
         per_step = fmt.duration(last.excess_ns / max(story.run.steps, 1))
         value += f"; {per_step} more per {story.unit} in {fmt.inside(full_label(last.cause))}"
-    return [Evidence("straggler rank", str(last.rank), value)]
+    name = story.run.recording.part(last.rank).name
+    return [Evidence("straggler rank", name, value)]
 
 
 _MATH_RATIO = 0.01

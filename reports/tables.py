@@ -6,7 +6,7 @@ ranks and steps, in whole nanoseconds that sum to the step.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from chopper.analyzers.actions import Actions
 from chopper.analyzers.actions import actions as actions_of
-from chopper.analyzers.attribution import Attribution, Group, Recoverable
+from chopper.analyzers.attribution import Attribution, Recoverable
 from chopper.analyzers.causes.compute import apportion
 from chopper.analyzers.compare.runs import apportion as per_window
 from chopper.analyzers.replay.replay import Replay, recoverable
@@ -25,7 +25,7 @@ from chopper.hardware.ceilings import Ceiling
 from chopper.hardware.devices import DTYPES
 from chopper.quantities import one_of
 from chopper.reports.actions import to_json as actions_json
-from chopper.storage.manifest import Finding
+from chopper.storage.manifest import DIMENSIONS, Finding
 from chopper.storage.parts import SubRun
 from chopper.tables import ColumnType, Table, column, optional
 
@@ -177,8 +177,9 @@ def _saved(found: Recoverable) -> dict[str, int | None]:
 
 def level_declaration(level: Level, leaves: Sequence[str]) -> Table:
     """Declare the table of the time by a level, which has a column for each leaf cause."""
-    key_type: ColumnType = "int64" if level in ("step", "rank") else "string"
+    key_type: ColumnType = "int64" if level in ORDERED else "string"
     per = {"step": "Mean over its ranks.", "rank": "Mean over its steps."}
+    per |= dict.fromkeys(DIMENSIONS, "Mean over its ranks and steps.")
     return Table(
         f"by_{level}",
         f"The time of a step by {level}, and each row's time by cause.",
@@ -189,9 +190,9 @@ def level_declaration(level: Level, leaves: Sequence[str]) -> Table:
             optional(
                 "own_step_ns",
                 "Duration of its device events per step, without the waiting before them, "
-                "whatever ran at the same time; null for steps and ranks.",
+                "whatever ran at the same time; null for steps, ranks and their places.",
             ),
-            optional("events_count", "Device events; null for steps and ranks."),
+            optional("events_count", "Device events; null for steps, ranks and their places."),
             column("time_ns", "Time, summed over all ranks and steps."),
             *(column(f"{leaf}_ns", f"Part of `step_ns`: {CAUSES[leaf].label}.") for leaf in leaves),
         ),
@@ -202,14 +203,16 @@ def by(run: Attribution, level: str) -> tuple[Table, pa.Table]:
     """Return the time of a run by a level: the declaration of the table, and its rows.
 
     Raises:
-        UsageError: no such level.
+        UsageError: no such level, or no rank's place in that dimension is known.
     """
     chosen = cast("Level", one_of("level", level, LEVELS))
+    run.check_level(chosen)
     groups = run.by(chosen)
     leaves = [row.id for row in run.leaves()]
     totals_ns = np.array([g.time_ns for g in groups], dtype=np.int64)
-    windows = _windows(run, chosen, groups)
-    if chosen in ("step", "rank"):
+    counts = windows_of_groups(run, chosen)
+    windows = np.array([counts[g.key] for g in groups], dtype=np.int64)
+    if chosen in ORDERED:
         step_ns = totals_ns // windows
     else:
         step_ns = per_window(totals_ns, int(windows[0])) if len(groups) else totals_ns
@@ -236,15 +239,25 @@ def by(run: Attribution, level: str) -> tuple[Table, pa.Table]:
     )
 
 
-def _windows(run: Attribution, level: Level, groups: Sequence[Group]) -> np.ndarray:
+ORDERED: tuple[Level, ...] = ("step", "rank", *DIMENSIONS)
+"""Levels whose groups have numbers, and are shown in their order."""
+
+
+def windows_of_groups(run: Attribution, level: Level) -> dict[str | int | None, int]:
     """Return how many windows the time of each group is the sum of; at least 1."""
-    counts: Mapping[str | int | None, int] = {}
+    whole = max(run.windows.num_rows, 1)
+    counts: dict[str | int | None, int] = defaultdict(lambda: whole)
     if level == "step":
-        counts = Counter(run.windows["number"].to_pylist())
+        counts |= Counter(run.windows["number"].to_pylist())
     elif level == "rank":
-        counts = {rank.rank: rank.steps for rank in run.ranks}
-    whole = run.windows.num_rows
-    return np.maximum([counts.get(g.key, whole) for g in groups], 1).astype(np.int64)
+        counts |= {rank.rank: max(rank.steps, 1) for rank in run.ranks}
+    elif level in DIMENSIONS:
+        places = run.places(level)
+        of_places = Counter({places.get(r.rank): 0 for r in run.ranks})
+        for rank in run.ranks:
+            of_places[places.get(rank.rank)] += rank.steps
+        counts |= {place: max(count, 1) for place, count in of_places.items()}
+    return counts
 
 
 def every(run: Attribution, replay: Replay | str) -> Iterator[pa.Table]:
@@ -258,7 +271,8 @@ def every(run: Attribution, replay: Replay | str) -> Iterator[pa.Table]:
     yield ranks(run)
     yield actions(None if isinstance(replay, str) else actions_of(run, replay))
     yield findings(run.findings)
-    yield from (by(run, level)[1] for level in LEVELS if level != "cause")
+    known = {"phase", "layer", "op", "kernel", "step", "rank", *run.dimensions}
+    yield from (by(run, level)[1] for level in LEVELS if level in known)
 
 
 def ranks(run: Attribution) -> pa.Table:

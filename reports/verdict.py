@@ -392,7 +392,9 @@ def _of_ranks(step: _Step) -> tuple[str, float, str] | None:
     share = waiting.inside(first)[0][1]
     name = _SAID.get(ranks.kind, ranks.kind)
     text = classes()[name].sentence.format(
-        share=fmt.ratio(share), unit=_unit(step.story), rank=ranks.worst.rank
+        share=fmt.ratio(share),
+        unit=_unit(step.story),
+        rank=run.recording.part(ranks.worst.rank).name,
     )
     if ranks.work_ratio is not None and name in ("uneven_work", "experts", "ring"):
         text += f", which has {fmt.factor(ranks.work_ratio)} the work of the others"

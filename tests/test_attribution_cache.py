@@ -84,7 +84,7 @@ def test_a_second_command_joins_nothing_and_says_the_same(source: Path, joined: 
     assert {*joined} == {0, 1}
     joined.clear()
     assert analyzed(source) == first
-    there = entry_of([str(source)], None, None, None)
+    there = entry_of([str(source)], *[None] * 5)
     assert there is not None
     again, anew = there.read(), pipeline.attribute(pipeline.read(str(source)))
     assert again is not None
@@ -166,7 +166,7 @@ def test_a_damaged_entry_is_not_used(traces: Path, joined: list[int]) -> None:
         for at in range(0, len(whole), len(whole) // 40)
     )
     cut = (whole[: len(whole) * part // 10] for part in range(10))
-    there = entry_of([str(traces)], None, None, None)
+    there = entry_of([str(traces)], *[None] * 5)
     assert there is not None
     for damaged in itertools.chain(flipped, cut, [whole + b"x"]):
         file.write_bytes(damaged)

@@ -18,6 +18,7 @@ import pytest
 import chopper
 from chopper.causes import LEVELS
 from chopper.errors import csv_text
+from chopper.storage.manifest import DIMENSIONS
 from chopper.tables.frames import Table
 from tests import command
 from tests.reports.make import HOSTILE
@@ -26,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / "tests" / "golden" / "own"
 RECORDINGS = ["fsdp2", "model-cuda", "h100-lead", "loading"]
 VIEWS = ("kernels", "operations", "steps", "stragglers")
+KNOWN = [level for level in LEVELS if level not in DIMENSIONS]
+"""Of recordings that tell no dimension of parallelism."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def test_frames_csv_and_json_have_the_same_columns_and_values(
     printed = command.run("analyze", source, "--csv").out
     assert in_csv(attribution.causes) == [*csv.reader(io.StringIO(printed))]
     tables = {f"summary/{n}": getattr(attribution, n) for n in ("causes", "ranks", "actions")}
-    tables |= {f"summary/by_{n}": attribution.by(n) for n in LEVELS if n != "cause"}
+    tables |= {f"summary/by_{n}": attribution.by(n) for n in KNOWN if n != "cause"}
     tables |= {f"views/{name}": attribution.view(name) for name in VIEWS}
     for name, table in tables.items():
         file = exported / f"{name}.csv"
@@ -105,7 +108,7 @@ def test_every_table_sums_to_the_step(recording: str) -> None:
     for parent, children in causes.groupby("parent"):
         (above,) = causes.loc[causes["id"] == parent, "step_ns"]
         assert above == children["step_ns"].sum()
-    for level in LEVELS:
+    for level in KNOWN:
         frame = attribution.by(level).df()
         assert frame["time_ns"].sum() == attribution.observed_ns
         if level not in ("step", "rank"):

@@ -89,10 +89,13 @@ def _of_launches(joined: JoinedRank, links: Links) -> Iterator[Finding]:
     ):
         if count:
             share = count / total
+            # A format without a host is said to be one.
+            is_known = code == "event.without_launch" and not len(links.host)
             yield finding(
                 code,
+                "of_all" if is_known else None,
                 count=count,
-                severity="warning" if share > _LOST_RATIO else None,
+                severity="warning" if share > _LOST_RATIO and not is_known else None,
                 withholds=share > _FEW_LAUNCHES_RATIO,
                 whole=total,
                 share=share,
@@ -167,7 +170,7 @@ def _of_windows(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         int((np.diff(windows.numbers) > 1)[numbered[1:] & numbered[:-1]].sum())
         - windows.empty_steps
     )
-    if jumps > 0:
+    if jumps > 0 and not links.steps.on_device:
         yield finding("steps.not_consecutive", count=jumps, times=plural(jumps, "time"))
     lengths_ns = np.diff(windows.bounds_ns)[windows.recorded]
     if len(lengths_ns) > 2:

@@ -36,6 +36,8 @@ def remedy(run: Attribution, cause: str) -> str:
 
 def _condition(run: Attribution, cause: str) -> tuple[str, dict[str, str]]:
     """Return what a recording shows of a cause, "" where nothing, and the values for its words."""
+    if cause in ("idle.unlaunched", "compute.unmodelled"):
+        return "spans" if _is_of_spans(run) else "", {}
     if cause not in _LIMITS and cause != "compute.clock.unlabelled":
         return "", {}
     series = [s for f in run.factors.values() for s in f.clocks.readers.values()]
@@ -54,6 +56,16 @@ def _condition(run: Attribution, cause: str) -> tuple[str, dict[str, str]]:
         return "", {}
     words = {"limit": fmt.cell(name, of[name]), "maximum": fmt.cell(largest, of[largest])}
     return "below_maximum" if below else "at_maximum", words
+
+
+def _is_of_spans(run: Attribution) -> bool:
+    """Return whether a run has spans of operations in place of kernels, and no host."""
+    recording = run.recording
+    return all(
+        recording.rows_count(rank, "pipeline_action")
+        and not recording.rows_count(rank, "host_span")
+        for rank in recording.ranks
+    )
 
 
 def _limits(run: Attribution) -> Iterator[dict[str, Any]]:

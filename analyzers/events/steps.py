@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.coordinates import groups_along
 from chopper.analyzers.trace import windows
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.errors import JSON_ERRORS
 
 _EMBEDDING = "aten::embedding"
-_TENSOR_PARALLEL = ("tp", "mesh_tp", "tensor_parallel", "tensor_model_parallel_group")
-"""Descriptions of process groups: DeviceMesh, DeepSpeed and Megatron."""
 
 
 def windows_of(run: Attribution, rank: int) -> pa.Table:
@@ -73,14 +72,13 @@ def tokens_of_steps(
 
 
 def with_own_tokens(run: Attribution, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ranks without those that share the tokens of an earlier one."""
+    """Return the ranks without those that share the tokens of an earlier one.
+
+    Ranks that differ only in their place in tensor parallelism work on the same tokens.
+    """
     sharing: set[int] = set()
-    for part in run.recording.manifest.ranks if len(ranks) > 1 else ():
-        for group in part.process_groups:
-            members = group.get("ranks")
-            named = str(group.get("pg_desc", "")).lower() in _TENSOR_PARALLEL
-            if named and isinstance(members, list):
-                sharing.update([rank for rank in ranks if rank in members][1:])
+    for members in groups_along(run.recording.manifest, "tensor") if len(ranks) > 1 else ():
+        sharing.update([rank for rank in ranks if rank in members][1:])
     return tuple(rank for rank in ranks if rank not in sharing)
 
 

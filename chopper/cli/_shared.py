@@ -419,14 +419,38 @@ def device_names() -> Iterable[str]:
 
 
 def read_options(command: _Command) -> _Command:
-    """Add ``--device`` and ``--map`` of a command that takes one run."""
-    return _add_device_option(_add_map_option(command), "", ("",))
+    """Add ``--device``, ``--layout`` and ``--map`` of a command that takes one run."""
+    return _add_device_option(_add_layout_option(_add_map_option(command)), "", ("",))
 
 
 def read_options_of_two(command: _Command) -> _Command:
-    """Add ``--device`` and ``--map`` of a command that takes the runs A and B."""
+    """Add ``--device``, ``--layout`` and ``--map`` of a command that takes the runs A and B."""
     more = "; A:NAME, of one of the runs"
-    return _add_device_option(_add_map_option(command), more, ("", *_SIDES))
+    options = _add_layout_option(_add_map_option(command))
+    return _add_device_option(options, more, ("", *_SIDES))
+
+
+_LAYOUT = "chopper.layout"
+"""Where a command keeps the layout that the user names, in a list of one."""
+
+
+def _add_layout_option(command: _Command) -> _Command:
+    def remembered(context: click.Context, _: click.Parameter, text: str | None) -> None:
+        if text is not None:
+            from chopper.models.layouts import parse_layout
+
+            context.meta[_LAYOUT] = [parse_layout(text).text]
+
+    return click.option(
+        "--layout",
+        metavar="DIM=N,…",
+        callback=remembered,
+        expose_value=False,
+        help="How the job was divided over its ranks, where the recording does not tell: "
+        "tp=4,pp=4,dp=4. The first varies fastest from rank to rank (Megatron's order is "
+        "tp,cp,dp,pp); sizes multiply to the ranks. ep=N splits dp × cp among experts, vp=N is "
+        "virtual stages per rank.",
+    )(command)
 
 
 _MAPPED = "chopper.columns"
@@ -500,8 +524,19 @@ def _device_parts(text: str, sides: Sequence[str]) -> tuple[str, Sequence[int | 
 def typed_read_options() -> list[str]:
     """Return the options as the user typed them, for the next command that is proposed."""
     meta = click.get_current_context().meta
-    options = (("--device", meta.get(_TYPED, ())), ("--map", meta.get(_TYPED_MAPS, ())))
+    typed = {"--device": _TYPED, "--map": _TYPED_MAPS, "--layout": _LAYOUT}
+    options = ((option, meta.get(key) or ()) for option, key in typed.items())
     return [word for option, values in options for value in values for word in (option, value)]
+
+
+def read_facts(side: str = "") -> dict[str, Any]:
+    """Return what the user says of a run, by the names of arguments of ``pipeline.read``.
+
+    Args:
+        side: which of two runs.
+    """
+    layout = click.get_current_context().meta.get(_LAYOUT)
+    return {"device": stated(side), "columns": mapped(), "layout": layout and layout[0]}
 
 
 def stated(side: str = "") -> dict[int | None, str] | None:
@@ -528,6 +563,7 @@ def attributed(sources: Sequence[str], name: str = "") -> Attribution:
         else integers(listed, f"--{option}")
         for option in ("ranks", "steps")
     )
+    facts = read_facts(name)
     with progress(f"looking for {name or 'the run'}", counted):
         files = files_of(sources, counted.append)
     engine = engine_for(files, counted)
@@ -536,12 +572,12 @@ def attributed(sources: Sequence[str], name: str = "") -> Attribution:
     from chopper.attribution_cache import entry_of
 
     with progress(f"looking for {name or 'the run'}", counted):
-        entry = entry_of(sources, ranks, steps, stated(name), mapped())
+        entry = entry_of(sources, ranks, steps, *facts.values())
         known = None if entry is None else entry.read()
     if known is not None:
         return known
     with progress(f"reading {name or 'the run'}", counted):
-        run = pipeline.read(list(sources), engine, device=stated(name), columns=mapped())
+        run = pipeline.read(list(sources), engine, **facts)
     with progress(f"attributing {name}".rstrip(), counted):
         attribution = pipeline.attribute(run, engine, ranks, steps)
     if meta.get("chopper.engine") is not engine:

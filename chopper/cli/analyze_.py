@@ -50,8 +50,9 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
 @click.option(
     "--by",
     type=shared.OneOf("level", LEVELS),
-    help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank. "
-    "With `--view clocks`: print the rows of this level.",
+    help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank; "
+    "or by pipeline, data, expert, context or tensor parallelism, summed over the ranks of one "
+    "place. With `--view clocks`: print the rows of this level.",
 )
 @click.option(
     "--view",
@@ -87,7 +88,7 @@ def command(
     With --by, --json adds "level" and "groups", the rows that --csv prints: one per value of the
     level (null for what has none), with "step_ns", the mean over ranks and steps, its part by leaf
     cause, "own_step_ns" (how long its device events themselves ran, without the waiting before
-    them; null for steps and ranks) and "time_ns", summed over ranks and steps.
+    them; null for steps, ranks and dimensions) and "time_ns", summed over ranks and steps.
     Where steps of several kinds were traced, all values
     cover those that the step time is taken from, and "all_kinds" in --json covers all of them.
 
@@ -101,6 +102,7 @@ def command(
       chopper analyze runs/mine
       chopper analyze trace.json.gz --by kernel --top 40
       chopper analyze "traces/*.json.gz" --by rank
+      chopper analyze traces/ --layout tp=4,pp=4,dp=4 --by pipeline
       chopper analyze trace.rpd --device mi300x
       chopper analyze runs/mine --by layer --json | jq .groups[0]
       chopper analyze runs/mine --view operations --csv > operations.csv
@@ -115,6 +117,8 @@ def command(
         raise UsageError(f"--by does not apply to --view {view_name}: choose one")
     kind = "json" if as_json else "csv" if as_csv else "text"
     attribution = shared.attributed(sources)
+    if by is not None:
+        attribution.check_level(by)
     if own is not None:
         from chopper.sql import run_view
 

@@ -69,15 +69,17 @@ def command(
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory
       chopper import "s3://bucket/job/rank*.json.gz" -o s3://bucket/runs/job
     """
+    from chopper.analyzers.coordinates import with_coordinates
     from chopper.ingest import find_sources, write_run
     from chopper.ingest.attachments import zone_of
     from chopper.storage.caches import cache_folder
 
-    of_device, columns = shared.stated(), shared.mapped()
+    facts = shared.read_facts()
+    layout = facts.pop("layout")
     zone = None if time_zone is None else zone_of(time_zone)
     counted: deque[str] = deque([""], maxlen=1)
     with progress("looking for the traces", counted):
-        files = find_sources(traces, counted.append, columns)
+        files = find_sources(traces, counted.append, facts["columns"])
     target = output or Path("runs") / (
         shared.run_name(files[0]) if len(files) == 1 else files[0].resolve().parent.name
     )
@@ -89,14 +91,8 @@ def command(
         finished = cache_folder("imports", target_key)
 
     def write(directory: Path) -> RunManifest:
-        return write_run(
-            *(traces, directory),
-            zone=zone,
-            device=of_device,
-            columns=columns,
-            engine=engine,
-            finished=finished,
-        )
+        written = write_run(traces, directory, zone=zone, **facts, engine=engine, finished=finished)
+        return with_coordinates(written, layout)
 
     with progress(f"importing {len(files)} trace(s)", counted), contextlib.ExitStack() as at_end:
         if finished is not None:

@@ -141,12 +141,7 @@ def command(
     def engine() -> Engine:
         return shared.engine_for(files_of(named, counted.append), counted)
 
-    with Query(
-        *(list(named), sql, memory_bytes),
-        device=shared.stated(),
-        columns=shared.mapped(),
-        engine=engine,
-    ) as query:
+    with Query(list(named), sql, memory_bytes, **shared.read_facts(), engine=engine) as query:
         with _limited(memory_bytes):
             _bounded(query, query.plan, timeout_s)
         _read(query, counted)

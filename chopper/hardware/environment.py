@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chopper.hardware.launchers import process_group
+from chopper.hardware.parallelism import coordinates
 from chopper.storage.manifest import ClockAnchor, Device, RankManifest
 from chopper.wording import ranges
 
@@ -234,6 +235,7 @@ def describe(manifest: RankManifest) -> None:
         with contextlib.suppress(RuntimeError, ValueError):
             manifest.backend = dist.get_backend()
         manifest.process_groups = _process_groups(dist) or manifest.process_groups
+        manifest.coordinates = coordinates(dist) or manifest.coordinates
 
 
 def calibration(manifest: RankManifest) -> dict[str, Any] | None:

@@ -198,10 +198,13 @@ def read_sources(
         part.findings = [*part.findings, *attachments.findings_by_rank.get(part.rank, ())]
         part.collectors = attachments.reports_by_rank.get(part.rank, [])
     count = max(len(named), sum(map(len, files.values())) if len(numbered) == 1 else 0)
+    name = named[0].name if count == 1 else f"{count} traces"
+    if count == 1 < min(len(numbered), len(sources.files(named[0]))):
+        name = named[0].resolve().parent.name  # ranks in several files of one recording
     manifest = RunManifest(
         chopper_version=__version__,
         kind="imported",
-        name=named[0].name if count == 1 else f"{count} traces",
+        name=name,
         ranks=parts,
         findings=findings,
     )

@@ -242,6 +242,14 @@ class RankManifest(msgspec.Struct, kw_only=True):
         boot = _BOOT.search(self.machine or "")
         return boot[0] if boot else self.hostname
 
+    @property
+    def name(self) -> str:
+        """The rank with its place where dimensions divide the job: ``13 (pipeline 3, data 1)``."""
+        several = [one for one in self.coordinates if one.size > 1]
+        if {one.dimension for one in several} <= {"data"}:
+            return str(self.rank)
+        return f"{self.rank} ({', '.join(f'{one.dimension} {one.index}' for one in several)})"
+
 
 class EngineChoice(msgspec.Struct, kw_only=True, frozen=True):
     """The engine that read the files of an imported run."""

@@ -27,6 +27,7 @@ from chopper.cli import _options
 from chopper.errors import UsageError
 from chopper.models.architectures import CATALOGUE, named
 from chopper.models.configs import read_config
+from chopper.models.layouts import parse_layout
 from chopper.reports.estimate import estimate_page, listing, stacked_figure
 from chopper.reports.page import Column, Figure, Items, Page, Section, Table
 
@@ -66,6 +67,10 @@ class Options(_options.Options, kw_only=True, frozen=True):
         ),
     ] = None
     training: Annotated[dict[str, Any], OptionsOf(Training)] = msgspec.field(default_factory=dict)
+    layout: Annotated[
+        str | None,
+        Option("In place of --tp, --ranks and --ep: tp=8,dp=16,ep=8.", metavar="DIM=N,…"),
+    ] = None
     device: Annotated[str | None, Option("Find what fits this device.", metavar="NAME")] = None
     capacity_bytes: Annotated[
         int | None, Option("Find what fits this much memory.", metavar="SIZE")
@@ -88,6 +93,7 @@ def estimate(options: Options) -> Memory:
     architecture = read_config(options.config) if options.config else named(options.model or "")
     fields = {
         **options.training,
+        **_of_layout(options),
         "offload": tuple(dict.fromkeys(options.training.get("offload", ()))),
     }
     training = Training(architecture=architecture, **fields)
@@ -95,6 +101,28 @@ def estimate(options: Options) -> Memory:
     if capacity_bytes is None:
         return result
     return msgspec.structs.replace(result, fit=fit(training, capacity_bytes, CATALOGUE))
+
+
+def _of_layout(options: Options) -> dict[str, int]:
+    """Return the ranks of each dimension that a layout names."""
+    fields = {
+        "tensor": "tensor_parallel_count",
+        "data": "ranks_count",
+        "expert": "expert_parallel_count",
+    }
+    if options.layout is None:
+        return {}
+    for field in fields.values():
+        options.contradict("layout", field)
+    layout = parse_layout(options.layout)
+    for dimension, size in layout.sizes:
+        if dimension not in fields and size > 1:
+            raise UsageError(
+                f"--layout {options.layout!r}: memory is estimated without {dimension} "
+                "parallelism; name a layout of tp, dp and ep"
+            )
+    sizes: dict[str, int] = {**dict(layout.sizes), "expert": layout.experts or 1}
+    return {field: sizes.get(dimension, 1) for dimension, field in fields.items()}
 
 
 def _usable_bytes(name: str) -> int:
@@ -112,6 +140,7 @@ def _captured(module: str, options: Options) -> Memory:
 
     wrong = options.first_given(
         *(field for field in Training.__struct_fields__ if field not in _OF_BOTH),
+        "layout",
         "device",
         "capacity_bytes",
     )

@@ -177,7 +177,7 @@ class Communication:
             "target_rank_id": [m.target for m in members],
         }
         columns = {
-            "source": pa.array(["device_event"] * len(of)).dictionary_encode(),
+            "source": dictionary(np.ones(len(of), dtype=np.int32), [None, "device_event"]),
             "row": to_arrow(moved[of]),
             "sequence_id": numbers(self._number[rows[of]], pa.int64()),
             **{

@@ -131,7 +131,7 @@ def _spans(
                 counters.append((stage, number, "memory", one.memory))
     rank = np.concatenate(columns["rank"]).astype(np.int64)
     start_ns, end_ns = np.rint(np.concatenate(columns["time"], axis=1) * 1e6).astype(np.int64)
-    lacks = ["communication between stages", "data-parallel ranks"]
+    lacks = ["data-parallel ranks"]
     return Spans(
         path=next(iter(stages.values()))[0],
         tool="pipeline timers of Primus",

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chopper.collectors.formats.parsed import ParsedTrace
+from chopper.collectors.formats.parsed import ParsedTrace, to_arrow, to_numpy
 from chopper.collectors.formats.spans.columns import Spans
 from chopper.collectors.formats.spans.fields import FIELDS, UNITS, Columns
 from chopper.collectors.formats.spans.traces import traces_of
@@ -74,7 +74,7 @@ def read(files: Sequence[Path], columns: Columns | None = None) -> list[ParsedTr
     for name in every.column_names:
         column = every[name].combine_chunks()
         is_text = pa.types.is_dictionary(column.type)
-        values[name] = _codes(column) if is_text else column.to_numpy()
+        values[name] = _codes(column) if is_text else to_numpy(column)
         if is_text:
             values["names" if name == "op" else "groups"] = column.dictionary.to_pylist()
     lacks = {"step": "steps", "stage": "pipeline stages", "data_rank": "data-parallel ranks"}
@@ -95,7 +95,7 @@ def read(files: Sequence[Path], columns: Columns | None = None) -> list[ParsedTr
 
 
 def _codes(texts: pa.DictionaryArray) -> np.ndarray:
-    return np.asarray(texts.indices.fill_null(-1).to_numpy().astype(np.int64))
+    return to_numpy(texts.indices, missing=-1).astype(np.int64)
 
 
 def _recognized(names: Sequence[str]) -> dict[str, str]:
@@ -166,7 +166,7 @@ class _Table:
                 if file.read(4) == b"PAR1":
                     import pyarrow.parquet as pq
 
-                    return pq.read_table(self.path)
+                    return pq.ParquetFile(self.path).read()  # read_table() loads pandas
             data, findings = read_bytes(self.path)
             self._findings += findings
             if data.lstrip()[:1] in (b"[", b"{"):
@@ -224,10 +224,10 @@ class _Table:
         self._left_out(int((~usable).sum()), "without operation, worker, step or times")
         columns |= {"start_ns": start_ns, "end_ns": end_ns}
         columns["resolution_ns"] = resolution_ns + of_other
-        table = pa.table(columns)
+        table = pa.table({name: to_arrow(values) for name, values in columns.items()})
         for name, text in texts.items():
             table = table.append_column(name, text)
-        return table.filter(pa.array(usable))
+        return table.filter(to_arrow(usable))
 
     def _texts(self, name: str) -> pa.DictionaryArray:
         column = self._table[self.found[name]]
@@ -252,7 +252,7 @@ class _Table:
                 f"expected the {name.replace('_', ' ')} of each span; name another column: "
                 f"--map {name}=COLUMN"
             ) from exc
-        return np.asarray(whole.fill_null(-1).to_numpy())
+        return to_numpy(whole, missing=-1)
 
     def _times(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a column of times in ns, a mask of those told, and how far rounding is off.
@@ -265,7 +265,7 @@ class _Table:
         if pa.types.is_temporal(column.type):
             kind = pa.duration("ns") if pa.types.is_duration(column.type) else pa.timestamp("ns")
             column = column.cast(kind).cast(pa.int64())
-            return column.fill_null(0).to_numpy(), _valid(column), exact
+            return to_numpy(column), _valid(column), exact
         is_whole = pa.types.is_integer(column.type)
         if not is_whole and not pa.types.is_floating(column.type):
             raise InputError(
@@ -273,7 +273,7 @@ class _Table:
                 f"numbers; name another column: --map {name}=COLUMN"
             )
         factor = UNITS[self._unit(name)]
-        values = column.cast(pa.int64() if is_whole else pa.float64()).fill_null(0).to_numpy()
+        values = to_numpy(column.cast(pa.int64() if is_whole else pa.float64()))
         known = _valid(column) & np.isfinite(values)
         values = np.where(known, values, values.dtype.type(0))
         most = float(np.abs(values).max(initial=0)) * factor
@@ -287,7 +287,8 @@ class _Table:
         times_ns = np.rint(values * factor).astype(np.int64)
         if column.type != pa.float32():
             return times_ns, known, exact
-        return times_ns, known, np.spacing(np.abs(values).astype(np.float32)) * factor
+        resolution = np.spacing(np.abs(values).astype(np.float32))
+        return times_ns, known, resolution.astype(np.float64) * factor
 
     def _unit(self, name: str) -> str:
         """Return the unit of a column of times: as named, else as its numbers tell.

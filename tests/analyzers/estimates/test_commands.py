@@ -248,3 +248,22 @@ def test_a_family_of_devices_is_taken_for_its_usual_board_and_said() -> None:
     said = command.run("estimate", "cost", "--device", "H100", "--model", "gpt2", "--json")
     assert json.loads(said.out)["device"] == "NVIDIA H100 SXM 80 GB"
     assert "--device H100: taken as h100-sxm" in said.err
+
+
+def test_a_layout_stands_in_place_of_ranks_of_each_dimension() -> None:
+    laid = run("memory", "mixtral-8x7b", "--strategy", "fsdp2", "--layout", "tp=2,dp=8,ep=4")
+    named = ("--tp", "2", "--ranks", "8", "--ep", "4")
+    assert laid == run("memory", "mixtral-8x7b", "--strategy", "fsdp2", *named)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layout", "tp=2,pp=2"], "memory is estimated without pipeline parallelism"),
+        (["--layout", "tp=2", "--tp", "4"], "--layout and --tp contradict each other"),
+        (["--layout", "tp"], "--layout 'tp': 'tp' is no size"),
+    ],
+)
+def test_a_layout_that_memory_cannot_be_estimated_of(options: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run("memory", "gpt2", *options)
