@@ -27,6 +27,7 @@ from chopper.collectors.formats.kineto.original import (
 )
 from chopper.errors import OutputError, RunFormatError, UsageError, csv_text, reason_of
 from chopper.ingest import carried
+from chopper.reports.chakra import write_chakra
 from chopper.reports.lanes import HELD_CAUSES, held_clocks
 from chopper.reports.series import SAMPLED, Series, collect, queues
 from chopper.storage import parquet
@@ -35,7 +36,7 @@ from chopper.storage.files import encode_json, inside
 from chopper.storage.run import OF_MANIFEST
 from chopper.wording import device_name, plural, ranges
 
-Kind = Literal["parquet", "csv", "perfetto"]
+Kind = Literal["parquet", "csv", "perfetto", "chakra"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
@@ -47,8 +48,9 @@ def export(
     Args:
         run: the run to write.
         kind: ``parquet`` or ``csv`` (a file per table: of each rank in ``rank-00000/``, of the
-            attribution, of all traced steps, at the top, of the views in ``views/``), or
-            ``perfetto`` (``trace.json.gz``), with all steps.
+            attribution, of all traced steps, at the top, of the views in ``views/``),
+            ``perfetto`` (``trace.json.gz``), or ``chakra`` (``trace.0.et`` of each rank), with all
+            steps.
         directory: target directory; made when it is not there.
         force: write into a directory that holds files, over those of the same name.
 
@@ -69,6 +71,10 @@ def export(
             if kind == "perfetto":
                 names.append("trace.json.gz")
                 write_timeline(run, fresh / names[-1])
+            elif kind == "chakra":
+                for rank in run.all_steps.links:
+                    names.append(f"trace.{rank}.et")
+                    write_chakra(run, rank, fresh / names[-1])
             else:
                 for name, table in tables(run):
                     names.append(f"{name}.{kind}")

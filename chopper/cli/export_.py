@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     type=click.Choice((*KINDS, *TRACKERS)),
     required=True,
     help="parquet or csv: one file per table and view; perfetto: one timeline of the original "
-    "traces and Chopper's tracks; wandb, mlflow or tensorboard: metrics of each step, and the "
+    "traces and Chopper's tracks; chakra: an execution trace of each rank, for simulators; wandb, "
+    "mlflow or tensorboard: metrics of each step, and the "
     "report.",
 )
 @shared.output(

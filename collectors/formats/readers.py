@@ -17,7 +17,7 @@ from chopper.errors import InputError
 
 _CSV = re.compile(r"\.csv(\.gz|\.zst)?$", re.IGNORECASE)
 _TRACE = re.compile(
-    r"\.(json|sqlite3?|rpd|db|pickle|pkl|parquet)(\.gz|\.zst)?$",
+    r"\.(json|sqlite3?|rpd|db|pickle|pkl|parquet|et)(\.gz|\.zst)?$",
     re.IGNORECASE,
 )
 Kind = Literal["trace", "counters", "log", "memory", "run"]
@@ -54,6 +54,7 @@ READERS = (
     Reader("counters", "chopper.collectors.formats.counters", csv=True),
     Reader("log", "chopper.collectors.formats.telemetry_csv", csv=True),
     Reader("trace", "chopper.collectors.formats.rocprof_csv", csv=True, grouped=True),
+    Reader("trace", "chopper.collectors.formats.chakra"),
     Reader("trace", "chopper.collectors.formats.spans.primus", grouped=True),
     Reader("trace", "chopper.collectors.formats.spans.tables", grouped=True),
     Reader("trace", "chopper.collectors.formats.spans.tables", csv=True, grouped=True),
