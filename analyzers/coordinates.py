@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -42,6 +41,7 @@ _STATED = "named by the user"
 _GRID: tuple[Dimension, ...] = ("pipeline", "data", "context", "tensor")
 """Dimensions whose sizes multiply to the ranks of a job; experts lie across them."""
 
+Members = tuple[int, ...] | range
 Told = dict[int, list[Coordinate]]
 """Rank → its coordinates."""
 
@@ -130,10 +130,11 @@ def why_unknown(manifest: RunManifest, dimension: str) -> str:
         return f"{_product_words(sizes)} are all {plural(world, 'rank')}"
     if world == 1:
         return "the run has one rank"
-    unnamed = sorted({n for _, n in _unnamed(manifest) if 1 < n < world})
-    if unnamed:
-        of = some([str(number) for number in unnamed])
-        return f"process groups of {of} ranks have no name that tells what they divide"
+    sizes_unnamed = {n for _, n in _unnamed(manifest)}
+    if dividing := sorted(sizes_unnamed - {1, world}):
+        return f"process groups of {some(dividing)} ranks have no name that tells what they divide"
+    if sizes_unnamed and not sizes:
+        return f"no process group divides the {plural(world, 'rank')}"
     return "neither process groups nor the recording tell it"
 
 
@@ -151,7 +152,8 @@ def groups_along(manifest: RunManifest, dimension: Dimension) -> list[tuple[int,
                 groups.setdefault(tuple(others), []).append(rank)
         return [tuple(ranks) for ranks in groups.values() if len(ranks) > 1]
     of_parts = (group for part in manifest.ranks for group in _groups(part))
-    return [*dict.fromkeys(ranks for name, ranks in of_parts if dimension_of(name) == dimension)]
+    named = dict.fromkeys(ranks for name, ranks in of_parts if dimension_of(name) == dimension)
+    return [tuple(ranks) for ranks in named]
 
 
 def _with(manifest: RunManifest, told: Told, findings: Iterable[Finding]) -> RunManifest:
@@ -184,7 +186,7 @@ def _named(manifest: RunManifest) -> dict[int, list[Place]]:
     A group that one rank lists tells the places of all its members.
     """
     places: dict[int, list[Place]] = {}
-    seen: set[tuple[str, tuple[int, ...]]] = set()
+    seen: set[tuple[str, Members]] = set()
     for part in manifest.ranks:
         for name, members in _groups(part):
             if dimension_of(name) and (name, members) not in seen:
@@ -199,20 +201,20 @@ def _unnamed(manifest: RunManifest) -> Iterator[tuple[str, int]]:
         yield from ((name, len(of)) for name, of in _groups(part) if dimension_of(name) is None)
 
 
-def _groups(part: RankManifest) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _groups(part: RankManifest) -> Iterator[tuple[str, Members]]:
     """Yield the description and the members of each process group whose members are known.
 
     torch lists no members of groups that have all ranks.
     """
     for group in part.process_groups:
-        members, size = group.get("ranks"), group.get("pg_size", group.get("group_size"))
-        if not members and size is not None and size == part.world_size:
-            members = range(size)
-        valid = isinstance(members, list | range) and all(
-            type(rank) is int and 0 <= rank < MOST_RANKS for rank in members
-        )
-        if valid and members and size in (None, len(members)):
-            yield str(group.get("pg_desc", "")), tuple(members)
+        ranks, size = group.get("ranks"), group.get("pg_size", group.get("group_size"))
+        members: Members = ()
+        if isinstance(ranks, list) and all(type(r) is int and 0 <= r < MOST_RANKS for r in ranks):
+            members = tuple(ranks)
+        if not ranks and part.world_size is not None and size == part.world_size:
+            members = range(part.world_size)
+        if members and size in (None, len(members)):
+            yield str(group.get("pg_desc", "")), members
 
 
 Found = Iterator[tuple[tuple[Dimension, ...], Finding]]
@@ -227,7 +229,7 @@ def _several(told: Told) -> Found:
             dimension = first.dimension
             if dimension == second.dimension and dimension not in done:
                 done.add(dimension)
-                yield (dimension,), _contradiction(first, second, rank=rank)
+                yield (dimension,), _contradiction(first, second, rank)
 
 
 def _sizes(told: Told) -> Found:
@@ -241,7 +243,7 @@ def _sizes(told: Told) -> Found:
                 done.add(one.dimension)
                 yield (
                     (one.dimension,),
-                    _contradiction(first, one, "sizes", rank=rank, other=other),
+                    _contradiction(first, one, rank, other),
                 )
 
 
@@ -266,7 +268,7 @@ def _shared(world: int | None, told: Told) -> Found:
         if len(place) == len(sizes) and taken.setdefault(place, rank) != rank:
             where = ", ".join(_words(one) for one in each if one.dimension in sizes)
             other = taken[place]
-            yield _GRID, finding(_CONTRADICTION, "shared", rank=rank, other=other, place=where)
+            yield _GRID, finding(_CONTRADICTION, "shared", here=rank, other=other, place=where)
             return
 
 
@@ -277,15 +279,18 @@ def _grid(told: Told) -> dict[Dimension, int]:
 
 
 def _contradiction(
-    first: Coordinate, second: Coordinate, case: str | None = None, **ranks: Any
+    first: Coordinate, second: Coordinate, here: int, other: int | None = None
 ) -> Finding:
+    """Return the finding on two places of one rank, or on two ranks whose sizes differ."""
     return finding(
         _CONTRADICTION,
-        case,
+        None if other is None else "sizes",
+        rank=here if other is None else None,
         dimension=first.dimension,
         first=f"{first.source} says {_words(first)}",
         second=f"{second.source} {_words(second)}",
-        **ranks,
+        here=here,
+        other=other,
     )
 
 

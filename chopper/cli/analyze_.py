@@ -102,7 +102,7 @@ def command(
       chopper analyze runs/mine
       chopper analyze trace.json.gz --by kernel --top 40
       chopper analyze "traces/*.json.gz" --by rank
-      chopper analyze traces/ --layout tp=4,pp=4,dp=4 --by pipeline
+      chopper analyze "traces/*.json.gz" --layout tp=1,pp=2 --by pipeline
       chopper analyze trace.rpd --device mi300x
       chopper analyze runs/mine --by layer --json | jq .groups[0]
       chopper analyze runs/mine --view operations --csv > operations.csv

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chopper import pipeline
 from chopper.analyzers.coordinates import groups_along, why_unknown, with_coordinates
 from chopper.errors import UsageError
 from chopper.models.layouts import parse_layout
@@ -178,6 +180,27 @@ def test_why_a_dimension_is_unknown() -> None:
     assert why_unknown(whole, "pipeline") == "data 2 × tensor 2 are all 4 ranks"
     assert why_unknown(whole, "expert") == "neither process groups nor the recording tell it"
     assert why_unknown(listed([], 1), "data") == "the run has one rank"
+    everyone = with_coordinates(listed([("default_pg", (0, 1))], 2))
+    assert why_unknown(everyone, "data") == "no process group divides the 2 ranks"
+
+
+REAL = {
+    "hta/a100-ddp-rank0of2-nccl-metadata.json.gz": "no process group divides the 2 ranks",
+    "hta/cpu-only-gloo-rank34of300.json.gz": "no process group divides the 300 ranks",
+    "tracelens/mi300x-resnet-train-rank0of8-act-checkpoint.json.gz": (
+        "no process group divides the 8 ranks"
+    ),
+    "hta/a100-recsys-rank3of8.json.gz": "neither process groups nor the recording tell it",
+    "tracelens/mi300x-vllm-graph-capture.json.gz": "the run has one rank",
+}
+"""Recorded traces of several programs, none of which named what its groups divide."""
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_recorded_traces_tell_no_more_than_they_say(traces_dir: Path, name: str) -> None:
+    manifest = pipeline.read(traces_dir / name).manifest
+    assert not any(part.coordinates for part in manifest.ranks)
+    assert why_unknown(manifest, "data") == REAL[name]
 
 
 def coordinate(dimension: Any, index: int, size: int, **more: Any) -> Coordinate:
@@ -201,10 +224,10 @@ def test_two_places_of_one_rank_are_a_finding() -> None:
     found = with_coordinates(manifest)
     assert {name for of in places(found).values() for name in of} == {"pipeline"}
     (said,) = found.findings
-    assert said.code == "layout.contradiction"
+    assert (said.code, said.rank) == ("layout.contradiction", 2)
     assert said.message == (
         "tensor parallelism is left out: process group TENSOR_MODEL_PARALLEL_GROUP says tensor 1 "
-        "of 2 of rank 2, process group mesh_tp tensor 0 of 2; name the layout with --layout"
+        "of 2, process group mesh_tp tensor 0 of 2; name the layout with --layout"
     )
     assert why_unknown(found, "tensor") == said.message
 
@@ -247,8 +270,8 @@ def test_a_stated_layout_counts_and_says_what_it_contradicts() -> None:
     assert places(other) == as_stated("dp=2,tp=2", 4)
     assert codes(other) == ["layout.contradicted"] * 2
     assert other.findings[0].message == (
-        "the named layout says data 1 of 2 of rank 1, but process group mesh_dp says data 0 of 2: "
-        "the layout counts"
+        "the named layout says data 1 of 2, but process group mesh_dp says data 0 of 2: the layout "
+        "counts"
     )
     # Kept in a run that was imported with it; the next user may know better.
     assert with_coordinates(other) == other

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from chopper import pipeline
+from chopper.analyzers.coordinates import with_coordinates
 from chopper.reports.figures import rank_map
 from chopper.reports.run import page as page_of
 from chopper.reports.story import Story
@@ -84,6 +85,30 @@ def test_ranks_are_told_by_host_and_parallel_dimension(run: Any) -> None:
     assert rows["mesh_tp"] == ["ranks 0-1", "ranks 0-1", "ranks 2-3", "ranks 2-3"]
     assert rows["groups of 2 ranks, 2 apart"] == ["ranks 0,2", "ranks 1,3"] * 2
     assert rows["host"] == ["node0", "node0", "node1", "node1"]
+
+
+def test_ranks_are_ordered_and_averaged_by_the_places_that_are_known(run: Any) -> None:
+    groups = [
+        _group("mesh_tp", 0, 2),
+        _group("mesh_tp", 1, 3),
+        _group("x", 0, 1),
+        _group("x", 2, 3),
+    ]
+    shown = _with(run, groups)
+    manifest = with_coordinates(shown.recording.manifest, "pp=2,tp=2")
+    laid = replace(shown, recording=replace(shown.recording, manifest=manifest))
+    made = rank_map(Story(laid))
+    rows = made["rows"]
+    assert list(rows) == ["rank", "pipeline", "tensor", "x", "host"]
+    assert rows["rank"] == [
+        "node0 · 0 (pipeline 0, tensor 0)",
+        "node1 · 2 (pipeline 0, tensor 1)",
+        "node0 · 1 (pipeline 1, tensor 0)",
+        "node1 · 3 (pipeline 1, tensor 1)",
+    ]
+    assert rows["pipeline"] == ["pipeline 0", "pipeline 0", "pipeline 1", "pipeline 1"]
+    plain = rank_map(Story(shown))["views"]["Step"]["z"]
+    assert made["views"]["Step"]["z"] == [plain[rank] for rank in (0, 2, 1, 3)]
 
 
 @pytest.mark.browser
