@@ -15,7 +15,6 @@ from chopper.analyzers.events.groups import rows_of
 from chopper.analyzers.jobs.operations import COLLECTIVE, GATHER, OTHER, Operations
 from chopper.analyzers.jobs.schedules import PASSING
 from chopper.analyzers.trace.columns import distinct_rows, ints, matching, row_set, strings
-from chopper.storage.manifest import DIMENSIONS
 
 if TYPE_CHECKING:
     from chopper.analyzers.attribution import Attribution
@@ -89,7 +88,9 @@ class _Events:
         self.communicates = matching(work_class, classes, "communication".__eq__)
         self.stage = ints(links, "stage_index")
         self.micro_batch = ints(links, "micro_batch_index")
-        matched = run.matched.get(rank)
+        # Times since the begin of each step are the file's own; its model bears their errors.
+        is_of_job = "span" in strings(joined.step, "source")[1]
+        matched = None if is_of_job else run.matched.get(rank)
         self.start_ns = ints(events, "start_ns") - (matched.offset_ns if matched else 0)
         self.end_ns = self.start_ns + ints(events, "dur_ns")
         windows = run.windows.filter(pc.equal(run.windows["rank"], rank))
@@ -221,11 +222,7 @@ def _of_phases(run: Attribution, ranks: list[int]) -> dict[int, _Part] | str:
 def _joined(run: Attribution, ranks: list[int], parts: Mapping[int, _Part]) -> Operations:
     """Return the operations of all ranks, each at its place in the job."""
     stage_of = _stages_of(run, ranks, parts)
-    places: dict[str, dict[int, int]] = {
-        name: index
-        for name in DIMENSIONS
-        if name != _PIPELINE and len({*(index := _places(run, ranks, name)).values()}) > 1
-    }
+    places = {str(name): run.places(name) for name in run.dimensions if name != _PIPELINE}
     others = [tuple(index.get(rank, -1) for index in places.values()) for rank in ranks]
     pairs = [*zip((stage_of[rank] for rank in ranks), others, strict=True)]
     if len({*pairs}) < len(pairs):
@@ -263,22 +260,12 @@ def _stages_of(
     run: Attribution, ranks: list[int], parts: Mapping[int, _Part | _Events]
 ) -> dict[int, int]:
     """Return the pipeline rank of each rank: its coordinate, else by the stages that it runs."""
-    known = _places(run, ranks, _PIPELINE)
-    if len(known) == len(ranks):
-        return known
+    known = run.places(_PIPELINE)
+    if all(rank in known for rank in ranks):
+        return {rank: known[rank] for rank in ranks}
     lowest = {
         rank: int(part.stage[part.stage >= 0].min(initial=np.iinfo(np.int64).max))
         for rank, part in parts.items()
     }
     order = sorted({*lowest.values()})
     return {rank: order.index(lowest[rank]) for rank in ranks}
-
-
-def _places(run: Attribution, ranks: list[int], dimension: str) -> dict[int, int]:
-    """Return rank → its place along a dimension, as far as it is known."""
-    return {
-        part.rank: one.index
-        for part in run.recording.manifest.ranks
-        for one in part.coordinates
-        if one.dimension == dimension and part.rank in ranks
-    }
