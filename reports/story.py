@@ -363,8 +363,12 @@ def evidence(story: Story, cause: str) -> list[Evidence]:
 
 def _straggler(story: Story) -> list[Evidence]:
     """Return the rank that came last, and the cause on which it spent longer than the others."""
-    from chopper.analyzers.views.ranks import worst
+    from chopper.analyzers.views.ranks import slow_at_its_stage, worst
 
+    slow = slow_at_its_stage(story.run)
+    if slow is not None:
+        value = f"computes {fmt.factor(slow.peers_ratio)} as long as the others of its stage"
+        return [Evidence("straggler rank", str(slow.rank), value)]
     last = worst(story.table("stragglers"))
     if last is None:
         return []

@@ -470,17 +470,16 @@ def uneven(run: Attribution, members: Members, events: Events) -> Uneven | None:
     if found is None:
         return None
     own_ns, work_ns = own_times(run), _work(run, events)
-    if (slow := _slow_at_its_stage(run)) is not None:
-        rank, peers_ratio, cause, excess_ns = slow
-        own_rows = table.filter(pc.equal(table["straggler_rank"], rank))
-        direct = worst(own_rows) or Worst(rank, 0.0, 0.0, None, 0)
+    if (slow := slow_at_its_stage(run)) is not None:
+        own_rows = table.filter(pc.equal(table["straggler_rank"], slow.rank))
+        direct = worst(own_rows) or Worst(slow.rank, 0.0, 0.0, None, 0)
         return Uneven(
             kind="late_rank",
-            worst=Worst(rank, direct.late_ratio, direct.share_ratio, cause, excess_ns),
+            worst=msgspec.structs.replace(direct, cause=slow.cause, excess_ns=slow.excess_ns),
             wait_ratio=sum(r.time_ns for r in run.causes() if r.id == WAIT) / run.observed_ns,
             work_ratio=None,
             own_ns=own_ns,
-            peers_ratio=peers_ratio,
+            peers_ratio=slow.peers_ratio,
         )
     more_ns, longer_ns = (_beyond(times, found.rank) for times in (work_ns, own_ns))
     others_ns = work_ns[found.rank] - more_ns
@@ -523,14 +522,25 @@ def _waits(cause: str) -> bool:
     return cause == WAIT or ".pipeline." in cause
 
 
-def _slow_at_its_stage(run: Attribution) -> tuple[int, float, str | None, int] | None:
-    """Return the rank of a pipeline that computes longest beyond the others of its stage.
+class SlowAtStage(msgspec.Struct, frozen=True):
+    """The rank of a pipeline that computes longest beyond the others of its stage.
+
+    Attributes:
+        rank: its number.
+        peers_ratio: its time of computing in a step over that of the rank in the middle of them.
+        cause: leaf that it spends most of that on, by ``excess_ns`` per step.
+    """
+
+    rank: int
+    peers_ratio: float
+    cause: str
+    excess_ns: int
+
+
+def slow_at_its_stage(run: Attribution) -> SlowAtStage | None:
+    """Return the slow rank of a pipeline; None where no rank computes much longer than its peers.
 
     The waiting that it causes travels from stage to stage, so that who came last tells nothing.
-
-    Returns:
-        The rank; its time of computing in a step over theirs; the cause that it spends most of that
-        on and by how much, in ns per step. None where no rank computes so much longer.
     """
     stages = next((m.stage_waits.stages for m in run.matched.values() if m.stage_waits), {})
     time_ns, ranks, causes = cube(run)
@@ -551,7 +561,9 @@ def _slow_at_its_stage(run: Attribution) -> tuple[int, float, str | None, int] |
     peers = stage == stage[last]
     excess = np.where(computes, of_causes[last] - np.median(of_causes[peers], axis=0), 0)
     most = int(np.argmax(excess))
-    return int(ranks[last]), float(busy[last] / usual), causes[most], round(float(excess[most]))
+    return SlowAtStage(
+        int(ranks[last]), float(busy[last] / usual), causes[most], round(float(excess[most]))
+    )
 
 
 def _beyond(times: Mapping[int, float], rank: int) -> float:
