@@ -15,6 +15,8 @@ import shutil
 import socket
 import subprocess
 
+from chopper.experiments.declarations import Option
+
 INTERFACE = "link0"
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 """Addresses of rank 0 and rank 1, from the block that is set aside for documentation (RFC 5737)."""
@@ -25,6 +27,12 @@ RATES: dict[str, int | None] = {
     "100mbit": 10**8,
 }
 """Name → bits per second that each end of the link may send."""
+RATE = Option(
+    "rate",
+    "of the link between two ranks on the CPU; none: the loopback",
+    "1gbit",
+    choices=("none", *RATES),
+)
 _CLONE_NEWNET = 0x40000000
 _LEAST_BURST_BYTES = 64 << 10
 _BURST_S = 0.002
@@ -54,6 +62,13 @@ def unavailable() -> str | None:
         lines = (tried.stderr or tried.stdout).strip().splitlines() or ["no reason given"]
         return f"no network namespace with a veth pair and a tbf queue here ({lines[0]})"
     return None
+
+
+def absence(rate: str, ranks: int, device: str) -> str | None:
+    """Return why no link of a rate that was asked for joins these ranks, or None."""
+    if device != "cpu" or rate == "none":
+        return None
+    return unavailable() if ranks == 2 else "it joins exactly two ranks"
 
 
 def usable(args: argparse.Namespace, ranks: int) -> bool:

@@ -73,12 +73,7 @@ WORKLOAD = Workload(
         Option("k", "inner dimension; by the device's rates", None, positive),
         Option("n", "columns; by the device's rates", None, positive),
         Option("chunks", "chunks into which each rank's rows are split", 8, positive),
-        Option(
-            "rate",
-            "of the link between two ranks on the CPU; none: the loopback",
-            "1gbit",
-            choices=("none", *link.RATES),
-        ),
+        link.RATE,
         replace(STEPS, help="timed repetitions of each operation", default=9),
         replace(DTYPE, help="data type of the computation"),
         SEED,
@@ -133,13 +128,12 @@ def needs(args: argparse.Namespace, ranks: int, device: str) -> Needs:
         raise UsageError(f"--m {args.m}: its rows do not divide into {of} of {args.chunks} chunks")
     if args.k % ranks:
         raise UsageError(f"--k {args.k}: does not divide among {ranks} ranks")
-    if device == "cpu" and args.rate != "none":
-        reason = link.unavailable() if ranks == 2 else "it joins exactly two ranks"
-        if reason is not None:
-            notes.append(
-                f"no shaped link ({reason}): over the loopback, where a transfer takes the cores "
-                "that the product needs, little can be hidden"
-            )
+    reason = link.absence(args.rate, ranks, device)
+    if reason is not None:
+        notes.append(
+            f"no shaped link ({reason}): over the loopback, where a transfer takes the cores "
+            "that the product needs, little can be hidden"
+        )
     return Needs(
         memory_bytes=needed_bytes(
             Sizes(args.m, args.k, args.n),
