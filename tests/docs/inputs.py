@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from chopper.recording.finish import finalize
-from tests import recordings
+from tests import recordings, span_jobs
 from tests.docs.blocks import ROOT
 from tests.fuzz import bases
 
@@ -31,6 +31,8 @@ ZEUS = """start_time,window_name,elapsed_time,gpu0_energy
 1700000000.0,0_step,6.5,2234.1
 1700000006.5,1_step,6.4,2241.0
 """
+SPANS = {"rank": "worker", "step": "it", "optype": "what", "start_ts": "t0", "duration": "took"}
+"""Columns of spans → the names that options map."""
 RUNS = {
     "model-cuda": ("mine", "before", "after", "demo", "fsdp1"),
     "fsdp2": ("fsdp2",),
@@ -99,6 +101,10 @@ def prepare(folder: Path, made: Path) -> None:
     shutil.copy(folder / "trace.json.gz", folder / "runs/with-counters")
     shutil.copy(folder / "counters.csv", folder / "runs/with-counters")
     recordings.write_rpd(folder / "trace.rpd", recordings.small())
+    span_jobs.parquet(folder, span_jobs.job(), "spans.parquet")
+    span_jobs.parquet(folder, span_jobs.job(stages=4, replicas=1), "job.parquet")
+    rows = span_jobs.renamed(span_jobs.job(), SPANS, 1e3)
+    span_jobs.as_csv(folder, rows, "spans.csv")
     (folder / "zeus.csv").write_text(ZEUS)
     (folder / "my_view.sql").write_text(
         "SELECT kernel, sum(dur_ns) AS time_ns FROM step_event GROUP BY ALL"
