@@ -38,7 +38,7 @@ ERROR_RATIO = 0.01
 _EXPLAINED_RATIO = 0.5
 """Steps of which less is operations and their dependencies are not explained by the model."""
 MICRO_BATCH = "micro-batch"
-_LEAST_EXCESS_RATIO = 1e-3
+_LEAST_EXCESS_RATIO = 0.01
 """Below this excess over the ideal, its parts are rounding."""
 
 
@@ -238,7 +238,7 @@ def _mended_shares(
     names = ("worst_workers_share_ratio", "last_stage_share_ratio")
     excess = simulated_ns - ideal_ns
     if abs(excess) < _LEAST_EXCESS_RATIO * ideal_ns:
-        return {}, dict.fromkeys(names, "the job is at its ideal: there is no excess to share")
+        return {}, dict.fromkeys(names, "the job is within 1 % of its ideal: too little to divide")
     masks = {names[0]: np.isin(nodes.ranks, worst)[nodes.worker]}
     reasons = {}
     if nodes.stages_count > 1:

@@ -13,8 +13,10 @@ import pytest
 import chopper
 from chopper.analyzers.jobs.schedules import BACKWARD, FORWARD, SCHEDULES, Action
 from chopper.errors import UsageError
+from tests.analyzers.jobs import make
 from tests.analyzers.jobs.make import MS, Row, recorded
 from tests.command import run
+from tests.kineto_writer import Trace
 
 P, M = 4, 8
 F, B = 10 * MS, 20 * MS
@@ -107,3 +109,93 @@ def test_python_takes_the_same(job: Path) -> None:
     assert doubled.predicted_step_ns > doubled.observed_step_ns
     with pytest.raises(UsageError, match="no schedule is called"):
         chopper.whatif(job, schedule="none")
+
+
+def kernels(name: str, v: int, folder: Path) -> Path:
+    """Write the kernels of two pipeline ranks with the annotations of torch's schedules."""
+    order = SCHEDULES[name](2, 4, v)
+    letter = {FORWARD: "F", BACKWARD: "B"}
+
+    def lasts(rank: int, action: Action) -> int:
+        return (F if action.kind == FORWARD else B) // v * (2 if rank == 1 else 1)
+
+    times = make.run(order, lasts)
+    step_ns = max(end for _, end in times.values()) + 5 * MS
+    for rank, actions in enumerate(order):
+        trace = Trace(rank=rank, world=2)
+        for step in range(3):
+            begun = step * step_ns + MS
+            trace.step(step, begun - MS // 2, step_ns - MS // 2)
+            for action in actions:
+                start, end = (begun + time for time in times[action])
+                label = f"PP:{action.stage}{letter[action.kind]}{action.micro_batch}"
+                trace.annotation(label, start - 20_000, 15_000)
+                # An action is several kernels, with gaps between them.
+                half = (end - start) // 2
+                for at, length in ((start, half - 9_000), (start + half, half)):
+                    trace.launch(
+                        "gemm", start - 18_000 + (at > start) * 5_000, 3_000,
+                        kernel_at=at, kernel_for=length,
+                    )  # fmt: skip
+            trace.launch(
+                "adam", begun + step_ns - 4 * MS, 3_000,
+                kernel_at=begun + step_ns - 3 * MS, kernel_for=MS,
+            )  # fmt: skip
+        (folder / f"rank{rank}.json").write_bytes(trace.encode())
+    return folder
+
+
+@pytest.mark.parametrize(("name", "v"), [("1f1b", 1), ("interleaved", 2)])
+def test_kernels_with_a_pipelines_annotations_are_the_same_job(
+    name: str, v: int, tmp_path: Path
+) -> None:
+    found = chopper.whatif(kernels(name, v, tmp_path)).job
+    assert found is not None
+    assert found.bubble is not None
+    assert (found.bubble.schedule, found.bubble.virtual_stages) == (name, v)
+    assert found.replay_error_ratio < 1e-6
+    assert found.stages[0].name == "stage 1"
+    # Rank 1 computes twice as long: F + B = 60 ms of 90 ms, for each of four micro-batches.
+    assert found.recorded_step_ns == pytest.approx(
+        found.bubble.recorded_ns + 4 * (F + B) * 3 / 2 + 5 * MS, rel=0.05
+    )
+
+
+def test_ranks_without_a_pipeline_are_compared_step_by_step(tmp_path: Path) -> None:
+    for rank in range(4):
+        trace = Trace(rank=rank, world=4)
+        for step in range(3):
+            begun, own = step * 100 * MS, (60 if rank == 3 else 40) * MS
+            trace.step(step, begun, 100 * MS)
+            op = trace.op("aten::mm", begun + MS, MS)
+            trace.launch("gemm", begun + MS, 3_000, kernel_at=begun + 2 * MS, kernel_for=own, op=op)
+            group = {
+                "Collective name": "allreduce", "Process Group Name": "0",
+                "Process Group Ranks": "[0, 1, 2, 3]", "Group size": 4, "dtype": "Float",
+                "In msg nelems": 1024, "Out msg nelems": 1024, "Seq": step,
+            }  # fmt: skip
+            trace.launch(
+                "ncclDevKernel_AllReduce", begun + 2 * MS, 3_000,
+                kernel_at=begun + 2 * MS + own, kernel_for=94 * MS - own, stream=20, args=group,
+            )  # fmt: skip
+        (tmp_path / f"rank{rank}.json").write_bytes(trace.encode())
+    found = chopper.whatif(tmp_path)
+    assert found.job is not None, found.job_reason
+    assert found.model == "launches"
+    assert found.job.bubble is None
+    assert found.job.worst_workers == [3]
+    # The slowest rank's 60 ms of work of a mean of 45, and then the same communication.
+    rest = 100 - 60
+    assert found.job.slowdown_ratio == pytest.approx((60 + rest) / (45 + rest), rel=0.02)
+
+
+def test_one_rank_is_no_job(tmp_path: Path) -> None:
+    trace = Trace(rank=0, world=1)
+    trace.step(0, 0, 10 * MS)
+    trace.launch("gemm", MS, 3_000, kernel_at=2 * MS, kernel_for=MS)
+    (tmp_path / "rank0.json").write_bytes(trace.encode())
+    found = chopper.whatif(tmp_path)
+    assert found.job is None
+    assert "one rank" in (found.job_reason or "")
+    with pytest.raises(UsageError, match="cannot be modelled: it has one rank"):
+        chopper.whatif(tmp_path, mend="all")
