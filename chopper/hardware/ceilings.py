@@ -275,7 +275,7 @@ def _host_link(run: Run, part: RankManifest, measured: Calibration | None, why: 
     say where they were, exchange over another link.
     """
     if part.loopback is None:
-        return Link(None, "the recording does not say over which link the ranks exchange")
+        return Link(None, "the link between the ranks was not recorded")
     joined = run.ranks_by_loopback[part.host, part.loopback]
     whole = max(run.world_size or 0, len(run.manifest.ranks))
     if len(joined) == 1 < whole:

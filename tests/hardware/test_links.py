@@ -18,7 +18,7 @@ from chopper.storage.run import Run
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 NAMESPACE, OTHER = "net:[1]", "net:[2]"
-NOWHERE = "the recording does not say over which link the ranks exchange"
+NOWHERE = "the link between the ranks was not recorded"
 APART = "no loopback joins the ranks, and their link was not measured"
 
 
