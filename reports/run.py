@@ -658,7 +658,7 @@ def _method(story: Story) -> Section:
     )
     table = Table(
         columns=(
-            *("Cause", Column("Meaning", kind="prose"), Column("Remedy", kind="prose")),
+            *("Cause", Column("Meaning", kind="prose"), Column("Remedy", kind="prose", wide=True)),
             *(Column("Basis", kind="prose", wide=True), Column("Kind", kind="id")),
         ),
         rows=[
