@@ -257,8 +257,9 @@ def attribute_task(
 ) -> tuple[RankShare, Totals, Result | None]:
     """Attribute one rank: return its share of the result and its totals.
 
-    Where it is looked at closely, its tables are left in a folder. Where it is not joined yet, that
-    is done first, and without ``matched`` it is matched alone.
+    Where it is looked at closely, its tables are left in a folder; where not, its causes and
+    factors, unless that would take memory. Where it is not joined yet, that is done first, and
+    without ``matched`` it is matched alone.
     """
     rank = facts.rank
     inputs = rank_input(recording, rank, facts)
@@ -280,18 +281,23 @@ def attribute_task(
     )
     events = {rank: (joined.device_event, result.event_link)}
     totals = totals_of(result.piece, result.window, events)
-    return share, totals, leave((joined, result, matched), folder) if closely else None
+    if closely:
+        return share, totals, leave((joined, result, matched), folder)
+    return share, totals, folder and leave((result.piece, result.factors), folder)
 
 
 def contract_task(
     recording: Run,
     facts: RankTables,
     stored: Result,
+    causes: Result | None,
     matched: Matched | None,
     cases: Sequence[Case],
     folder: Path | None = None,
 ) -> tuple[np.ndarray, Result]:
     """Contract a joined rank's graph under each case: return what each takes, leave the rest.
+
+    Without its ``causes``, it is attributed first.
 
     Raises:
         InputError: the rank cannot be replayed: what it lacks.
@@ -301,9 +307,12 @@ def contract_task(
 
     joined = stored.get().restored(rank_input(recording, facts.rank, facts))
     check_replayable(recording.source, [joined])
-    links = joined.links()  # kept, for what needs them
-    contracted = contract(joined, matched, attribute_rank(joined, matched), cases)
-    del links
+    if causes is None:
+        result = attribute_rank(joined, matched)
+        attributed = result.piece, result.factors
+    else:
+        attributed = causes.get()
+    contracted = contract(joined, matched, *attributed, cases)
     return contracted.case_bytes, leave(contracted, folder)
 
 
@@ -520,6 +529,7 @@ class _Stages:
         )
         self._joined: dict[int, list[_Unit]] = {}
         self._entered: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._causes: dict[int, Result] = {}
 
     def alone(self, rank: int) -> None:
         """Leave the one rank of a run to be joined when it is attributed: it has no others."""
@@ -591,7 +601,9 @@ class _Stages:
                 before = windows_count[rank]
                 shares[rank].append(share.after(before))
                 windows_count[rank] += share.window.num_rows
-                if tables is not None:
+                if tables is not None and not closely:
+                    self._causes[rank] = tables
+                elif tables is not None:
                     left[rank] = tables
                     if unit.stretch is not None:
                         self.partly[rank] = unit
@@ -667,6 +679,7 @@ class _Stages:
                 self._alone(unit),
                 unit.facts,
                 unit.joined,
+                self._causes.get(unit.rank),
                 matched.get(unit.rank),
                 cases,
                 self._engine.folder,

@@ -215,6 +215,17 @@ contracted(const Contraction *c, Gathering *g, Term *terms, uint8_t *counts, int
             return at;
         g->mark++;
         g->count = 0;
+        if (!is_input && at + 1 == last && c->weight[at] > NEVER) { /* most follow one moment */
+            int32_t u = c->source[at];
+            if (u < 0 || u >= v)
+                return at;
+            int64_t length = c->weight[at++] + c->lag[v];
+            counts[v] = counts[u];
+            for (int i = 0; i < counts[u]; i++)
+                terms[MOST * v + i] =
+                    (Term){terms[MOST * u + i].basis, terms[MOST * u + i].weight + length};
+            continue;
+        }
         for (; at < last; at++) {
             int32_t u = c->source[at];
             if (u < 0 || u >= v)

@@ -8,7 +8,6 @@ these are longest paths, and so is what leads from one to the next.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -31,7 +30,9 @@ except ImportError:  # no compiler when it was installed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chopper.analyzers.causes.attribute import RankResult
+    import pyarrow as pa
+
+    from chopper.analyzers.causes.factors import Factors
     from chopper.analyzers.trace.match import Matched
     from chopper.analyzers.trace.rank_join import JoinedRank
 
@@ -107,19 +108,24 @@ class Contracted:
 
 
 def contract(
-    joined: JoinedRank, matched: Matched | None, result: RankResult, cases: Sequence[Case]
+    joined: JoinedRank,
+    matched: Matched | None,
+    piece: pa.Table,
+    factors: Factors | None,
+    cases: Sequence[Case],
 ) -> Contracted:
     """Contract the graph of a rank with a device under each case.
 
     Args:
         joined: the rank.
         matched: its collectives, matched with the other ranks'; None when it is alone.
-        result: its attribution.
+        piece: the `piece` table of the rank.
+        factors: measured factors of its device events; None where there are none.
         cases: what is changed.
     """
     base = Base(build([(joined, matched)], with_others=False))
-    fact = CauseTimes(base.graph.ranks[0], result.piece, result.factors)
-    known: dict[bytes, int] = {}
+    fact = CauseTimes(base.graph.ranks[0], piece, factors)
+    known: dict[tuple[int, ...], list[tuple[int, tuple[np.ndarray, ...]]]] = {}
     of_case: list[int] = []
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]] = []
     for case in cases:
@@ -127,12 +133,14 @@ def contract(
         if case.pace < 1:
             set_pace(scenario, case.pace)
         change_rank(scenario, fact, case.changes, case.link, case.deviations)
-        weight, lag = scenario.weights()
-        key = _digest(weight, lag, scenario.happens(0))
-        if key not in known:
-            known[key] = len(parts)
-            parts.append(_contracted(scenario, weight, lag))
-        of_case.append(known[key])
+        own = (*scenario.weights(), scenario.happens(0))
+        like = known.setdefault(tuple(int(column.sum()) for column in own), [])
+        same = (k for k, other in like if all(map(np.array_equal, own, other)))
+        if (at := next(same, None)) is None:
+            at = len(parts)
+            like.append((at, own))
+            parts.append(_contracted(scenario, *own[:2]))
+        of_case.append(at)
     firsts, bases, weights, instances, earliest_count = zip(*parts, strict=True)
     lengths = np.concatenate([np.diff(first) for first in firsts])
     bounds = base.bounds(0)
@@ -148,13 +156,6 @@ def contract(
         bounds.begin_ns,
         np.array(earliest_count, dtype=np.int64),
     )
-
-
-def _digest(*arrays: np.ndarray) -> bytes:
-    hashed = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        hashed.update(array.data)
-    return hashed.digest()
 
 
 def _contracted(
