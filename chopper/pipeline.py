@@ -283,7 +283,8 @@ def attribute_task(
     totals = totals_of(result.piece, result.window, events)
     if closely:
         return share, totals, leave((joined, result, matched), folder)
-    return share, totals, folder and leave((result.piece, result.factors), folder)
+    left = None if folder is None else leave((result.piece, result.factors), folder)
+    return share, totals, left
 
 
 def contract_task(
