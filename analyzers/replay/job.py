@@ -302,10 +302,13 @@ class Predicted:
         said = f"the predicted step time is of all {plural(self.ranks_count, 'rank')}"
         if len(self.groups) == self.ranks_count:
             return f"{said}, each replayed"
+        said += f": {len(self.groups)} are replayed"
+        if not self.grouping_error_ratio:
+            return f"{said}, and the rest do the same as one of them"
         differ = ratio(self.grouping_error_ratio)
         return (
-            f"{said}: {len(self.groups)} are replayed, and each other one is taken to change as "
-            f"one of them, from which it differs by at most {differ} of a step"
+            f"{said}, and the rest are taken to change as one of them, from which each differs by "
+            f"at most {differ} of a step"
         )
 
     def steps(self, case: int) -> Steps:
