@@ -20,7 +20,7 @@ from chopper.analyzers.views.ranks import Uneven
 from chopper.causes import CAUSES
 
 
-def late_rank(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
+def late_rank(run: Attribution, uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
     """COMMUNICATION, PIECE -> at most one sighting."""
     if uneven is None or uneven.kind not in ("late_rank", "late_entry"):
         return
@@ -44,6 +44,7 @@ def late_rank(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
         changes=Changes(fix=("communication.wait",)),
         evidence={
             "rank": worst.rank,
+            "named": run.recording.part(worst.rank).name,
             "late": late,
             "late_ratio": worst.late_ratio,
             "share_ratio": worst.share_ratio,
@@ -81,19 +82,20 @@ _UNEVEN = {
 """Kind of unevenness: its title, and what mends it."""
 
 
-def uneven_work(uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
+def uneven_work(run: Attribution, uneven: Uneven | None, events: Events) -> Iterator[Sighting]:
     """COMMUNICATION, PIECE -> at most one sighting."""
     if uneven is None or uneven.kind not in _UNEVEN:
         return
     what, remedy = _UNEVEN[uneven.kind]
     run_ns = _balanced(events)
     rank = uneven.worst.rank
+    named = run.recording.part(rank).name
     yield Sighting(
         events={rank: run_ns[rank][0]},
         run_ns=run_ns,
         changes=Changes(fix=("communication.wait",)) if uneven.kind == "pipeline" else None,
         evidence={
-            "what": what.format(rank=rank, factor=fmt.factor(uneven.work_ratio)),
+            "what": what.format(rank=named, factor=fmt.factor(uneven.work_ratio)),
             "rank": rank,
             "work_factor": uneven.work_ratio,
             "wait_ratio": uneven.wait_ratio,

@@ -248,7 +248,7 @@ def test_the_title_of_uneven_work_names_the_work_where_that_differs(
         kind=kind, worst=worst, wait_ratio=0.3, work_ratio=ratio, own_ns={0: 10 * MS, 1: 20 * MS}
     )
     material = Material(run, Replay(run))
-    [seen] = uneven_work(uneven, material.events)
+    [seen] = uneven_work(run, uneven, material.events)
     assert (
         report._Sentence().format(detectors.detector("uneven_work").title, **seen.evidence) == title
     )
