@@ -73,6 +73,7 @@ def told(record: Recorder) -> dict[int, list[tuple[Any, ...]]]:
     }
 
 
+@pytest.mark.long
 def test_device_meshes_tell_places_also_where_a_dimension_has_all_ranks(record: Recorder) -> None:
     done = record(*TORCHRUN, "4", record.script(MESH, begin=""))
     assert done.returncode == 0, done.stderr
