@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chopper.collectors.formats.unpack import head_of, refuse_other
+from chopper.collectors.formats.unpack import cells_of, head_of, refuse_other
 from chopper.errors import InputError
 
 _CSV = re.compile(r"\.csv(\.gz|\.zst)?$", re.IGNORECASE)
@@ -138,4 +138,7 @@ def what_else(path: Path) -> str:
             " (a table of `nsys stats`? Pass the report's database instead: nsys export --type "
             "sqlite)"
         )
-    return f" (its heading: {first[:80]!r})" if first else ""
+    from chopper.collectors.formats.spans.tables import hint
+
+    heading = f" (its heading: {first[:80]!r})" if first else ""
+    return hint(cells_of(first)) or heading

@@ -43,6 +43,19 @@ def sniff(head: bytes) -> bool:
     return bool({"rank", "step", "stage"} & found.keys()) and not _missing(found)
 
 
+def hint(names: Sequence[str]) -> str:
+    """Return how the columns of what may be a table of spans are named; empty where it is none."""
+    found = _recognized(names)
+    missing = ["rank"] * ("rank" not in found) + _missing(found)
+    if not {"step", "stage", "data_rank", "micro_batch"} & found.keys() or len(missing) > 3:
+        return ""
+    return f" (spans whose {_and(missing)} no name tells? --map {_wanted(missing)})"
+
+
+def _wanted(missing: Sequence[str]) -> str:
+    return ",".join(f"{name}=COLUMN" for name in missing)
+
+
 def group_of(path: Path) -> str:
     """Return what the files of one job share: the folder, and the name without its numbers."""
     return f"{path.parent}/{re.sub(r'[0-9]+', '#', path.name)}"
@@ -143,12 +156,11 @@ class _Table:
             missing.insert(0, "rank")
         if not missing:
             return
-        wanted = ",".join(f"{name}=COLUMN" for name in missing)
         known = "; ".join(f"{n}: {FIELDS[n][0]}, {FIELDS[n][1]} …" for n in missing)
         raise InputError(
             f"{self.path}: a table whose columns do not tell {_and(missing)} of spans; found "
             f"{some(self._table.column_names)}; expected names as {known}; name them: "
-            f"--map {wanted}"
+            f"--map {_wanted(missing)}"
         )
 
     def _rank_of_name(self) -> int | None:

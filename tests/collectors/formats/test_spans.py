@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,13 @@ def test_the_command_takes_a_map_and_proposes_it_again(tmp_path: Path) -> None:
     imported = tmp_path / "imported"
     assert run("import", path, "--map", f"{MAP},unit=ms", "-o", imported).code == 0
     same(pipeline.attribute(parquet(tmp_path, job())), pipeline.attribute(imported))
+
+
+def test_a_csv_that_may_be_spans_says_which_columns_to_map(tmp_path: Path) -> None:
+    path = as_csv(tmp_path, renamed(job(), {"rank": "who", "duration": "took"}))
+    said = "a CSV of an unknown kind (spans whose rank and duration no name tells? --map "
+    with pytest.raises(InputError, match=re.escape(f"{said}rank=COLUMN,duration=COLUMN)")):
+        pipeline.read(path)
 
 
 @pytest.mark.parametrize(
