@@ -113,10 +113,14 @@ class Communication:
             return np.ones(len(self._spans.workers), dtype=bool)
         return np.asarray(places == places[worker])
 
+    def _own(self, worker: int) -> list[Members]:
+        """Return the kinds of communication of a worker."""
+        return self.members[self._first[worker] : self._first[worker + 1]]
+
     def groups_of(self, worker: int) -> list[dict[str, Any]]:
         """Return the process groups of a worker, as manifests list them."""
-        own = self.members[self._first[worker] : self._first[worker + 1]]
-        groups = {m.group: [*m.ranks] for m in own if m.group and m.source == NO_VALUE}
+        own = (m for m in self._own(worker) if m.group and m.source == NO_VALUE)
+        groups = {m.group: [*m.ranks] for m in own}
         return [
             {"pg_name": name, "pg_size": len(ranks), "ranks": ranks}
             for name, ranks in groups.items()
@@ -160,12 +164,12 @@ class Communication:
         number = (step * len(channels) + channel) * (int(nth.max(initial=0)) + 1) + nth
         return np.where(channel < 0, NO_VALUE, number)
 
-    def table(self, rows: np.ndarray, moved: np.ndarray) -> pa.Table:
+    def table(self, worker: int, rows: np.ndarray, moved: np.ndarray) -> pa.Table:
         """Return COLLECTIVE of a worker's spans, by their rows in DEVICE_EVENT."""
         of = np.flatnonzero(self.kind[rows] >= 0)
         of = of[np.argsort(moved[of])]
-        kind = self.kind[rows[of]]
-        members = self.members
+        kind = self.kind[rows[of]] - self._first[worker]
+        members = self._own(worker)
         texts: dict[str, list[str | None]] = {
             "collective": [m.collective for m in members],
             "group_name": [m.group for m in members],

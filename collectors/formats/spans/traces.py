@@ -53,7 +53,7 @@ def traces_of(spans: Spans) -> list[ParsedTrace]:
             "host_span": TABLES["host_span"].empty(),
             "thread": TABLES["thread"].empty(),
             "device_event": events,
-            "collective": communication.table(rows, moved),
+            "collective": communication.table(worker, rows, moved),
             "pipeline_action": _actions(spans, rows, moved),
             "step": axis.steps(rows),
             "counter": axis.counters(rank),
