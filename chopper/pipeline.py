@@ -895,7 +895,10 @@ def whatif(
     if isinstance(job, str):
         if changes.of_job:
             raise UsageError(f"{run.source}: the job cannot be modelled: {job}")
-        return replace(_whatif(run, changes, replayed()), job_reason=job)
+        try:
+            return replace(_whatif(run, changes, replayed()), job_reason=job)
+        except InputError as exc:
+            raise InputError(f"{exc}; nor can its operations: {job}") from exc
     if job.takes(changes):
         return job.predict(changes)
     try:

@@ -393,6 +393,11 @@ def job_of(operations: Operations) -> Job:
     error_ns = min(CLOCK_ERROR_NS, float(recorded.mean()) / 100)
     first = table[:, 0]
     nodes = _nodes(operations, first, worker[first], ranks)
+    if nodes.stages_count == 1 and np.isin(nodes.role, P2P).any():
+        raise InputError(
+            "sends and receives between pipeline stages were recorded, but no rank's stage is "
+            "told: name it (--map stage=COLUMN, or --layout pp=N,…)"
+        )
     recorder = RecordedOrders(nodes, start[:, 0], end[:, 0], error_ns)
     orders = [recorder.of_worker(w) for w in range(len(ranks))]
     graph = Graph(nodes, orders)

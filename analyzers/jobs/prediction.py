@@ -48,10 +48,11 @@ class OperationReplay:
         if not (changes.of_job or straggler):
             return False
         if changes.without_job(STRAGGLER if straggler else None):
-            what = "--fix straggler of a pipeline" if straggler else "--mend and --schedule"
+            what = "--fix straggler of a pipeline, " if straggler else ""
             raise UsageError(
-                f"{what} change the operations of the job; they combine with each other, "
-                "--virtual-stages and --micro-batches only"
+                f"{what}--mend, --schedule, --virtual-stages and --micro-batches change the "
+                "operations of the job, other options its launches; they combine with each other "
+                "only"
             )
         return True
 

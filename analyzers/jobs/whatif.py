@@ -158,7 +158,8 @@ def slowdown_of(job: Job) -> JobSlowdown | str:
     if job.error_ratio > ERROR_RATIO:
         return (
             f"replayed unchanged, its steps are off by {fmt.ratio(job.error_ratio)} (limit "
-            f"{fmt.percent(ERROR_RATIO, '.0f')}): the recorded order contradicts the dependencies"
+            f"{fmt.percent(ERROR_RATIO, '.0f')}): the recorded times contradict what waits for "
+            "what, as where clocks of ranks disagree"
         )
     groups = _groups(job.nodes)
     own, ideal = job.own_ns, job.ideal_ns

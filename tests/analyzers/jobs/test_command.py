@@ -88,6 +88,7 @@ def test_each_change_is_told_in_words(job: Path) -> None:
         (("--mend", "colour=1"), "expected one of stage=N"),
         (("--schedule", "dualpipes"), "did you mean dualpipe"),
         (("--mend", "all", "--clock", "1GHz"), "combine with each other"),
+        (("--fix", "straggler", "--fix", "gc"), "--fix straggler of a pipeline"),
         (("--virtual-stages", "0"), "expected 1 or more"),
         (("--micro-batches", "x0.3"), "no whole number"),
         (("--schedule", "dualpipe", "--micro-batches", "6"), "at least twice as many"),
