@@ -174,9 +174,10 @@ def _every(manifest: RunManifest) -> Iterator[Coordinate]:
 
 def _told(part: RankManifest, places: Iterable[Place]) -> list[Coordinate]:
     """Return all that tells a rank's coordinates; what the user stated stands alone."""
-    stated = [one for one in part.coordinates if one.source.startswith(_STATED)]
+    recorded = [one for one in part.coordinates if one.index < one.size]
+    stated = [one for one in recorded if one.source.startswith(_STATED)]
     dimensions = {one.dimension for one in stated}
-    found = [*part.coordinates, *coordinates_of_names(places, "process group")]
+    found = [*recorded, *coordinates_of_names(places, "process group")]
     return merged([*stated, *(one for one in found if one.dimension not in dimensions)])
 
 

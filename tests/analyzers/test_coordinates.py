@@ -219,6 +219,12 @@ def test_what_was_recorded_joins_the_groups() -> None:
     assert found.ranks[3].coordinates[0].stages == (1, 3)
 
 
+def test_a_place_beyond_its_dimension_is_none() -> None:
+    manifest = listed([], 4)
+    manifest.ranks[0].coordinates = [coordinate("tensor", 2, 2)]
+    assert not any(places(with_coordinates(manifest)).values())
+
+
 def test_two_places_of_one_rank_are_a_finding() -> None:
     manifest = listed([*mesh({"pp": 2, "tp": 2}), ("TENSOR_MODEL_PARALLEL_GROUP", (0, 2))], 4)
     found = with_coordinates(manifest)
