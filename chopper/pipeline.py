@@ -147,6 +147,7 @@ def rank_facts(recording: Run, rank: int) -> RankTables:
         devices_listed=bool(part.devices),
         world_size=recording.world_size,
         process_groups=_process_groups(part, recording.world_size),
+        staged=any(one.dimension == "pipeline" and one.size > 1 for one in part.coordinates),
         recorded=part.status != "imported",
     )
 

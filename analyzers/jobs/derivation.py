@@ -13,14 +13,12 @@ import pyarrow.compute as pc
 from chopper import wording as fmt
 from chopper.analyzers.events.groups import rows_of
 from chopper.analyzers.jobs.operations import COLLECTIVE, GATHER, OTHER, Operations
-from chopper.analyzers.jobs.schedules import BACKWARD, FORWARD, PASSING
+from chopper.analyzers.jobs.schedules import PASSING
 from chopper.analyzers.trace.columns import (
     distinct_rows,
     ints,
     matching,
-    pick,
     row_set,
-    run_starts,
     strings,
 )
 
@@ -31,7 +29,6 @@ _PIPELINE = "pipeline"
 _COMMUNICATION, _WAIT = "communication", "communication.wait"
 _CLOSED_RATIO = 0.01
 """A step that its slowest rank's work does not explain to this share is not modelled by phases."""
-_PASS_OF = {FORWARD: 0, "recompute": 1, BACKWARD: 1}
 _is_gather = re.compile(r"all[-_ ]?gather").search
 _PASSES = {"forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward"}
 _TRANSFER = re.compile(
@@ -39,12 +36,6 @@ _TRANSFER = re.compile(
 )
 """Megatron-LM's timers (forward-send, and forward-send-backward-recv for two at once) and its
 functions (send_forward)."""
-
-
-def transfers_of(name: str) -> tuple[str, ...]:
-    """Return the roles of the transfers that a name tells, in order; one may be several."""
-    found = _TRANSFER.findall(name.lower())
-    return tuple(f"{_PASSES[first or last]}_{way or other}" for first, way, other, last in found)
 
 
 def operations_of(run: Attribution) -> Operations | str:
@@ -66,10 +57,7 @@ def operations_of(run: Attribution) -> Operations | str:
     if all(whole.links[rank]["action"].null_count < len(whole.links[rank]) for rank in ranks):
         return _joined(whole, ranks, {rank: _of_actions(_Events(whole, rank)) for rank in ranks})
     if len({run.places(_PIPELINE).get(rank) for rank in ranks} - {None}) > 1:
-        events = {rank: _Events(whole, rank) for rank in ranks}
-        if not all(of.tell_by_transfers() for of in events.values()):
-            return "neither annotations nor sends between stages tell its micro-batches apart"
-        return _joined(whole, ranks, {rank: _of_actions(of) for rank, of in events.items()})
+        return "neither annotations nor sends between stages tell its micro-batches apart"
     by_phase = _of_phases(whole, ranks)
     return by_phase if isinstance(by_phase, str) else _joined(whole, ranks, by_phase)
 
@@ -118,39 +106,6 @@ class _Events:
         code, collectives = strings(communication, "collective")
         pairs = ints(communication, "event_row")[matching(code, collectives, "sendrecv".__eq__)]
         self.transfers = row_set(pairs, len(self.name))
-        launch = ints(links, "launch_row")
-        host_ns = ints(joined.host_span, "start_ns")
-        self.launched_ns = np.where(launch < 0, ints(events, "start_ns"), pick(host_ns, launch))
-
-    def tell_by_transfers(self) -> bool:
-        """Tell actions apart where the program enters another phase, sends or receives.
-
-        Steps with unlike numbers of forwards and backwards are left out; False where all are.
-        """
-        order = np.lexsort((self.launched_ns, self.step))
-        transfers = np.cumsum(self.transfers[order])
-        phase = np.array([_PASS_OF.get(name, -1) for name in self.phases] + [-1])[self.phase]
-        passes = (phase[order] >= 0) & ~self.communicates[order] & (self.step[order] >= 0)
-        rows = order[passes]
-        if not len(rows):
-            return False
-        begins = run_starts(self.step[rows], phase[rows], transfers[passes])
-        first = np.flatnonzero(begins)
-        steps, at = np.unique(self.step[rows[first]], return_inverse=True)
-        count = np.zeros((len(steps), 2), dtype=np.int64)
-        np.add.at(count, (at, phase[rows[first]]), 1)
-        alike = count[:, 0] == count[:, 1]
-        nth = np.zeros(len(first), dtype=np.int64)
-        for one in (0, 1):
-            of = phase[rows[first]] == one
-            start = np.cumsum(count[:, one]) - count[:, one]
-            nth[of] = np.arange(int(of.sum())) - start[at[of]]
-        action = np.cumsum(begins) - 1
-        self.actions = [FORWARD, BACKWARD]
-        self.action, self.micro_batch = (np.full(len(self.name), -1) for _ in range(2))
-        self.action[rows], self.micro_batch[rows] = phase[rows], nth[action]
-        self.step = np.where(np.isin(self.step, steps[alike]), self.step, -1)
-        return bool(alike.any())
 
     def part(self, rows: np.ndarray, kind: np.ndarray, kinds: list[tuple[str, str]]) -> _Part:
         """Return events as operations."""

@@ -1,4 +1,4 @@
-"""Stage, micro-batch and pass of device events: from the file, else from annotations."""
+"""Stage, micro-batch and pass of device events: from the file, from annotations, from transfers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from chopper.analyzers.trace import names
-from chopper.analyzers.trace.columns import dictionary, ints, pick, strings
-from chopper.analyzers.trace.join import Links
+from chopper.analyzers.trace.collectives import POINT_TO_POINT, Communication
+from chopper.analyzers.trace.columns import dictionary, ints, pick, row_set, run_starts, strings
+from chopper.analyzers.trace.join import COMMUNICATION, Links
 from chopper.analyzers.trace.phases import PHASES
+from chopper.analyzers.trace.tables import RankTables
 
 ACTIONS = ["forward", "backward", "backward_input", "backward_weight"]
+_PASS_OF = {"forward": 0, "recompute": 1, "backward": 1}
 _PHASE_OF = np.array([PHASES.index(action.partition("_")[0]) for action in ACTIONS] + [-1])
 
 
@@ -43,19 +46,24 @@ def no_columns(count: int) -> dict[str, pa.Array]:
     return {name: pa.nulls(count, kind) for name, kind in kinds.items()}
 
 
-def pipeline_actions(links: Links, recorded: pa.Table | None) -> PipelineActions | None:
+def pipeline_actions(
+    links: Links, communication: Communication, inputs: RankTables
+) -> PipelineActions | None:
     """Place the device events of a rank in the pipeline. PIPELINE_ACTION, HOST_SPAN -> columns.
 
     Args:
         links: the rank's joined events.
-        recorded: what the rank's file says of its events.
+        communication: of the rank.
+        inputs: what was recorded of it.
 
     Returns:
-        None where neither file nor annotations say anything.
+        None where nothing tells.
     """
+    recorded = inputs.pipeline_action
     if recorded is not None and recorded.num_rows:
         return _as_recorded(recorded, len(links.events))
-    return _annotated(links)
+    annotated = _annotated(links)
+    return _by_transfers(links, communication) if annotated is None and inputs.staged else annotated
 
 
 def with_phases(links: Links, actions: PipelineActions) -> Links:
@@ -101,6 +109,43 @@ def _annotated(links: Links) -> PipelineActions | None:
     of_span = np.full((3, len(host)), -1, dtype=np.int64)
     of_span[:, rows] = np.array(numbers, dtype=np.int64).reshape(-1, 3).T[:, code]
     return PipelineActions(*(pick(column, row) for column in of_span))
+
+
+def _by_transfers(links: Links, communication: Communication) -> PipelineActions | None:
+    """Tell passes apart where the program enters another phase, sends or receives.
+
+    For schedules that name nothing, such as 1F1B of torch.distributed.pipelining. Steps with unlike
+    numbers of forwards and backwards have none.
+    """
+    pairs = np.array([kind.what == POINT_TO_POINT for kind in communication.kinds] + [False])
+    sent = row_set(communication.event_row[pairs[communication.kind]], len(links.events))
+    launched_ns = np.where(links.has_launch, links.launch_ns, links.events.start_ns)
+    order = np.lexsort((launched_ns, links.step))
+    # Recomputation is a part of its backward.
+    of_phase = [_PASS_OF.get(name, -1) for name in links.phases]
+    phase, step = np.array([*of_phase, -1])[links.phase], links.step
+    passes = (phase >= 0) & (links.work_class != COMMUNICATION) & (step >= 0)
+    rows = order[passes[order]]
+    first = np.flatnonzero(
+        run_starts(step[rows], phase[rows], np.cumsum(sent[order])[passes[order]])
+    )
+    steps, at = np.unique(step[rows[first]], return_inverse=True)
+    count = np.zeros((2, len(steps)), dtype=np.int64)
+    np.add.at(count, (phase[rows[first]], at), 1)
+    number = np.zeros(len(first), dtype=np.int64)
+    for one in range(2):
+        of = phase[rows[first]] == one
+        begin = np.cumsum(count[one]) - count[one]
+        number[of] = np.arange(int(of.sum())) - begin[at[of]]
+    length = np.diff(np.append(first, len(rows)))
+    alike = np.repeat((count[0] == count[1])[at], length)
+    if not alike.any():
+        return None
+    unknown = np.full((2, len(step)), -1, dtype=np.int64)
+    batch, action = unknown
+    batch[rows[alike]] = np.repeat(number, length)[alike]
+    action[rows[alike]] = phase[rows[alike]]
+    return PipelineActions(np.full(len(step), -1, dtype=np.int64), batch, action)
 
 
 def _nullable(values: np.ndarray) -> pa.Array:

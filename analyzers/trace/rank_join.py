@@ -185,7 +185,8 @@ def join_rank(inputs: RankTables) -> JoinedRank:
         host, events, launch_row, op_row, steps, step, inputs.collective
     )
     annotation_row = annotation_rows(links)
-    actions = pipeline_actions(links, inputs.pipeline_action)
+    communication = describe(links, annotation_row, inputs)
+    actions = pipeline_actions(links, communication, inputs)
     columns = no_columns(len(events)) if actions is None else actions.columns()
     if actions is not None and not len(host):
         links = with_phases(links, actions)
@@ -200,7 +201,7 @@ def join_rank(inputs: RankTables) -> JoinedRank:
         span_layer=links.span_layer,
         double_backward_count=double_backward_count,
         windows=windows,
-        communication=describe(links, annotation_row, inputs),
+        communication=communication,
     )
 
 

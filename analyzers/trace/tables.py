@@ -28,6 +28,7 @@ class RankTables:
         devices_listed: the trace names devices, so that a lack of device events is a lack.
         world_size: ranks of the run, None when not known.
         process_groups: name → global ranks, as far as the trace lists them.
+        staged: the rank is in a pipeline of several stages.
         recorded: chopper took the trace.
         span: steps of the stretch, where this is one of a trace.
         common_steps: numbers of the steps that all ranks traced; None if they traced the same.
@@ -51,6 +52,7 @@ class RankTables:
     synchronization: pa.Table | None = None
     python_sample: pa.Table | None = None
     pipeline_action: pa.Table | None = None
+    staged: bool = False
     recorded: bool = False
     ceilings: Ceilings | None = None
     span: Span | None = None
