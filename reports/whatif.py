@@ -239,9 +239,9 @@ def _bubble(bubble: Bubble) -> str:
         shape += f", {bubble.virtual_stages} virtual stages per rank"
     bound = "no closed form" if bubble.bound_ns is None else fmt.duration(bubble.bound_ns)
     return (
-        f"Schedule: {bubble.schedule or 'not recognized'} ({shape}). Bubble per rank and step: "
-        f"{fmt.duration(bubble.recorded_ns)}; {fmt.duration(bubble.ideal_ns)} in the ideal job; "
-        f"bound of the schedule: {bound}."
+        f"Schedule: {bubble.schedule or 'not recognized'} ({shape}). Idle per rank and step: "
+        f"{fmt.duration(bubble.recorded_ns)}; in the ideal job, its bubble: "
+        f"{fmt.duration(bubble.ideal_ns)}; bound of the schedule: {bound}."
     )
 
 

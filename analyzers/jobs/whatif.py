@@ -81,8 +81,8 @@ class Bubble:
             "stages": self.stages,
             "virtual_stages": self.virtual_stages,
             "micro_batches": self.micro_batches,
-            "bubble_ns": round(self.recorded_ns),
-            "ideal_bubble_ns": round(self.ideal_ns),
+            "idle_ns": round(self.recorded_ns),
+            "bubble_ns": round(self.ideal_ns),
             "bubble_bound_ns": None if self.bound_ns is None else round(self.bound_ns),
         }
 
