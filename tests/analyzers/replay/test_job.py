@@ -9,19 +9,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import chopper
 from chopper import pipeline
 from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.replay import job
+from chopper.analyzers.replay.changes import CauseTimes, change_rank
+from chopper.analyzers.replay.contraction import Case, contract, couple
+from chopper.analyzers.replay.graph import build
 from chopper.analyzers.replay.job import RankTimes, alike, predicted_of
 from chopper.analyzers.replay.replay import Replay, recoverable
+from chopper.analyzers.replay.scenario import Base, Scenario
+from chopper.analyzers.replay.whatif_options import Changes
+from chopper.engines.processes import Processes
+from tests.analyzers.replay import make
 from tests.analyzers.replay.test_combined import KNOBS
+from tests.analyzers.replay.test_graph import traces
+from tests.golden.own import OWN
 from tests.known_causes.model.job import simulate
 from tests.known_causes.model.plan import Dose, Plan
 from tests.known_causes.model.writer import write
 
-pytest.importorskip("chopper.analyzers.replay._longest", reason="contractions need the extension")
+passes = pytest.importorskip(
+    "chopper.analyzers.replay._longest", reason="contractions need the extension"
+)
 RANKS = 4
 CHANGES: list[dict[str, Any]] = [
     {"fix": "straggler"},
@@ -54,6 +66,59 @@ def whole_and_contracted(
     whole = pipeline.attribute(run)
     patch.setattr(pipeline, "MOST_ROWS", 0)
     return whole, pipeline.attribute(run, ranks=run.ranks[:1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces())
+def test_the_contraction_of_any_rank_has_the_windows_of_its_graph(trace: dict[str, Any]) -> None:
+    run = pipeline.attribute(make.run(trace))
+    joined, factors = run.joined[0], run.factors.get(0)
+    fixes = ("idle", "idle.preparation.synchronization", "compute", "idle.launch_latency")
+    changes = [Changes(), Changes(graphs=True), *(Changes(fix=(cause,)) for cause in fixes)]
+    part = contract(joined, None, run.pieces, factors, [Case(change) for change in changes])
+    base = Base(build([(joined, None)]))
+    for at, change in enumerate(changes):
+        scenario = Scenario(base)
+        change_rank(scenario, CauseTimes(base.graph.ranks[0], run.pieces, factors), change)
+        [(_, bounds)] = couple([part], at, {})
+        assert (bounds == scenario.solve().windows(0)).all(), change
+
+
+def test_ranks_that_meet_in_contradicting_orders_do_not_wait_forever() -> None:
+    # Two records each, the last arrivals at collectives 0 and 1, in either order. Each rank arrives
+    # 5 after its first meeting, which begins without the other: at 10, the earlier of both.
+    ready, time_ns = np.zeros(2, np.int64), np.zeros(4, np.int64)
+    each = np.array([0, 1, 2, 3, 4])
+    basis, weight = np.array([0, 1, 0, 1], np.int32), np.array([10, 5, 20, 5])
+    instance = np.array([0, 1, 1, 0], np.int32)
+    of_rank, late = np.array([0, 2, 4]), np.zeros(4, np.int64)
+    left = passes.couple(of_rank, each, basis, weight, instance, late, ready, time_ns)
+    assert left == 1
+    assert time_ns.tolist() == [10, 20, 20, 25]
+    basis[1] = 3
+    with pytest.raises(ValueError, match="not in order"):
+        passes.couple(of_rank, each, basis, weight, instance, late, ready, time_ns)
+
+
+def test_workers_predict_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(simulate(plan(0)), tmp_path / "run")
+    monkeypatch.setattr(pipeline, "MOST_ROWS", 0)
+    here = pipeline.attribute(str(tmp_path / "run"), ranks=[1])
+    with Processes(2, "a test") as engine:
+        apart = pipeline.attribute(str(tmp_path / "run"), engine, ranks=[1])
+    assert predicted_of(here) is not None
+    assert recoverable(apart, Replay(apart)) == recoverable(here, Replay(here))
+
+
+def test_without_a_device_predictions_are_of_the_ranks_in_detail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "MOST_ROWS", 0)
+    run = pipeline.attribute(OWN / "fsdp2", ranks=[1])
+    assert predicted_of(run) is None
+    [said] = [f.message for f in run.findings if f.code == "run.some_closely"]
+    assert said.startswith("details, predictions and the timeline cover 1 of 2 ranks (1)")
+    assert chopper.whatif(run, fix="idle").ranks_count == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
