@@ -888,13 +888,14 @@ def whatif(
         UsageError: a change that this run has no data for, or that names nothing in it.
         InputError: the run cannot be replayed.
     """
-    from chopper.analyzers.jobs.prediction import operations_or_reason
+    from chopper.analyzers.jobs.prediction import STRAGGLER, operations_or_reason
     from chopper.analyzers.replay.replay import Replay
 
     replayed = replayed or (lambda: Replay(run))
     job = operations_or_reason(run)
     if isinstance(job, str):
-        if changes.of_job:
+        # The replay of launches takes all waiting away, that of the schedule too.
+        if changes.of_job or (STRAGGLER in changes.fix and "pipeline" in run.dimensions):
             raise UsageError(f"{run.source}: the job cannot be modelled: {job}")
         try:
             return replace(_whatif(run, changes, replayed()), job_reason=job)

@@ -200,3 +200,13 @@ def test_one_rank_is_no_job(tmp_path: Path) -> None:
     assert "one rank" in (found.job_reason or "")
     with pytest.raises(UsageError, match="cannot be modelled: it has one rank"):
         chopper.whatif(tmp_path, mend="all")
+
+
+def test_the_bubble_is_no_straggler_where_micro_batches_cannot_be_told_apart(
+    tmp_path: Path,
+) -> None:
+    kernels("1f1b", 1, tmp_path)
+    for file in tmp_path.glob("*.json"):
+        file.write_text(file.read_text().replace('"PP:', '"step '))
+    with pytest.raises(UsageError, match="tell its micro-batches apart"):
+        chopper.whatif(chopper.load(tmp_path, layout="pp=2"), fix="straggler")
