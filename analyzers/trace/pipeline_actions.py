@@ -67,10 +67,10 @@ def pipeline_actions(
 
 
 def with_phases(links: Links, actions: PipelineActions) -> Links:
-    """Return the events of a rank without a host, their phases as the actions say."""
-    return replace(
-        links, phase=np.where(actions.action < 0, links.phase, _PHASE_OF[actions.action])
-    )
+    """Return the events of a rank without a host, their phases as actions and names say."""
+    phase = np.where(actions.action < 0, links.phase, _PHASE_OF[actions.action])
+    phase[links.events.named(lambda name: name.startswith("optimizer"))] = PHASES.index("optimizer")
+    return replace(links, phase=phase)
 
 
 def _as_recorded(recorded: pa.Table, count: int) -> PipelineActions:

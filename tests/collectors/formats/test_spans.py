@@ -83,8 +83,8 @@ def test_events_know_stage_micro_batch_pass_and_phase(attributed: Attribution) -
         ("backward-compute", 1, 1, "backward", "backward"),
         ("backward-send", 1, None, "backward", "backward"),
         ("grads-reduce-scatter", 1, None, None, "other"),
-        ("optimizer-clip-main-grad", 1, None, None, "other"),
-        ("optimizer", 1, None, None, "other"),
+        ("optimizer-clip-main-grad", 1, None, None, "optimizer"),
+        ("optimizer", 1, None, None, "optimizer"),
     }
 
 
