@@ -92,7 +92,7 @@ def main() -> None:
 
     from chopper.workloads.ranks import joined
     from chopper.workloads.ring import Ring, error_of
-    from chopper.workloads.timeline import Timeline, window
+    from chopper.workloads.timeline import Timeline, group_of_all, window
 
     args = WORKLOAD.parse()
     with joined(args.device, prog="context") as device:
@@ -103,7 +103,8 @@ def main() -> None:
         if not error <= TOLERANCE[args.dtype]:  # NaN neither
             raise SystemExit(f"context: {args.variant} is wrong: relative error {error:.1e}")
         rows = args.sequence // dist.get_world_size()
-        ring = Ring(rows, args.tiles, zigzag=zigzag, timeline=timeline)
+        group = group_of_all(device, "cp")
+        ring = Ring(rows, args.tiles, zigzag=zigzag, timeline=timeline, group=group)
         step = trainer(args, device, ring)
         with chopper.profile(args.output, steps=window(args.steps)) as prof:
             timeline.run(step, args.steps, prof)
@@ -138,7 +139,7 @@ def trainer(args: argparse.Namespace, device: torch.device, ring: Ring) -> Calla
         layers(x).float().square().mean().backward()
         with ring.timeline.span("reduce"):
             for weight in layers.parameters():
-                dist.all_reduce(weight.grad)
+                dist.all_reduce(weight.grad, group=ring.group)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

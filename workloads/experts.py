@@ -52,7 +52,7 @@ WORKLOAD = Workload(
     baseline="balanced",
     measures=True,
     repeats=3,
-    seconds=60,
+    seconds=40,
     position=6,
 )
 
@@ -120,13 +120,14 @@ def trainer(
 
     from chopper.workloads.llama import SIZES, optimizer_of
     from chopper.workloads.mixture import Mixture
-    from chopper.workloads.timeline import filled
+    from chopper.workloads.timeline import filled, group_of_all
 
+    group = group_of_all(device, "ep")
     config, dtype = SIZES[args.size], getattr(torch, args.dtype)
     layers = []
     for index in range(args.layers):
         with device:
-            layer = Mixture(config, shares_of(args), timeline)
+            layer = Mixture(config, shares_of(args), timeline, group)
         # Gates are the same on all ranks, experts are not.
         own = args.layers * (1 + dist.get_rank())
         for module, seed in ((layer.gate, index), (layer.experts, own + index)):

@@ -35,32 +35,19 @@ class Exchange(torch.autograd.Function):
         rows: Tensor,
         sent: Sequence[int],
         received: Sequence[int],
-        timeline: Timeline,
+        layer: Mixture,
         dispatch: bool,
     ) -> Tensor:
         """Send ``sent[r]`` rows to each rank r, receive ``received[r]`` from it."""
-        ctx.counts, ctx.timeline, ctx.dispatch = (sent, received), timeline, dispatch
-        return _exchanged(rows, sent, received, timeline, first=dispatch)
+        ctx.counts, ctx.layer, ctx.dispatch = (sent, received), layer, dispatch
+        return layer.exchanged(rows, sent, received, first=dispatch)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Send each row's gradient to where the row came from."""
         sent, received = ctx.counts
-        back = _exchanged(grads[0], received, sent, ctx.timeline, first=not ctx.dispatch)
+        back = ctx.layer.exchanged(grads[0], received, sent, first=not ctx.dispatch)
         return back, None, None, None, None
-
-
-def _exchanged(
-    rows: Tensor, sent: Sequence[int], received: Sequence[int], timeline: Timeline, *, first: bool
-) -> Tensor:
-    if not first:
-        timeline.end("experts")
-    result = rows.new_empty((sum(received), rows.shape[1]))
-    with timeline.span("exchange"):
-        dist.all_to_all_single(result, rows.contiguous(), [*received], [*sent])
-    if first:
-        timeline.begin("experts")
-    return result
 
 
 class Mixture(nn.Module):
@@ -70,6 +57,7 @@ class Mixture(nn.Module):
         config: its widths are those of each expert.
         shares: of the tokens, for each expert; this rank's are an equal part in the rank's place.
         timeline: that keeps the spans.
+        group: the ranks.
     """
 
     shares: Tensor
@@ -77,14 +65,35 @@ class Mixture(nn.Module):
     loads: Tensor
     """Tokens that each of this rank's experts had in the last forward."""
 
-    def __init__(self, config: Architecture, shares: Sequence[float], timeline: Timeline) -> None:
+    def __init__(
+        self,
+        config: Architecture,
+        shares: Sequence[float],
+        timeline: Timeline,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         super().__init__()
-        self.timeline = timeline
+        self.timeline, self.group = timeline, group
         self.gate = nn.Linear(config.width, len(shares), bias=False)
         local = len(shares) // dist.get_world_size()
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(local))
         self.register_buffer("shares", torch.tensor(shares))
         self.register_buffer("bias", torch.zeros(len(shares)))
+
+    def exchanged(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], *, first: bool
+    ) -> Tensor:
+        """Exchange rows between the ranks, ``first`` of the two ways of this direction or last."""
+        if not first:
+            self.timeline.end("experts")
+        result = rows.new_empty((sum(received), rows.shape[1]))
+        with self.timeline.span("exchange"):
+            dist.all_to_all_single(
+                result, rows.contiguous(), [*received], [*sent], group=self.group
+            )
+        if first:
+            self.timeline.begin("experts")
+        return result
 
     @torch.no_grad()
     def route(self, scores: Tensor) -> Tensor:
@@ -111,12 +120,12 @@ class Mixture(nn.Module):
         sent = chosen.bincount(minlength=ranks * local).view(ranks, local)
         received = torch.empty_like(sent)
         with self.timeline.span("exchange"):
-            dist.all_to_all_single(received, sent)
+            dist.all_to_all_single(received, sent, group=self.group)
         self.loads = received.sum(0)
         counts = received.tolist()
         rows_sent, rows_received = sent.sum(1).tolist(), [sum(of_rank) for of_rank in counts]
 
-        rows = Exchange.apply(normed[order], rows_sent, rows_received, self.timeline, True)
+        rows = Exchange.apply(normed[order], rows_sent, rows_received, self, True)
         # [rank][expert] -> each expert at once over all ranks' rows -> [rank][expert]
         parts = rows.split([count for of_rank in counts for count in of_rank])
         answers = [
@@ -124,6 +133,6 @@ class Mixture(nn.Module):
             for at, expert in enumerate(self.experts)
         ]
         rows = torch.cat([answers[at][rank] for rank in range(ranks) for at in range(local)])
-        rows = Exchange.apply(rows, rows_received, rows_sent, self.timeline, False)
+        rows = Exchange.apply(rows, rows_received, rows_sent, self, False)
         result: Tensor = x + weight * rows[order.argsort()]
         return result

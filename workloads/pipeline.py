@@ -75,7 +75,7 @@ WORKLOAD = Workload(
     baseline="gpipe",
     measures=True,
     repeats=3,
-    seconds=110,
+    seconds=100,
     position=6,
 )
 
@@ -183,7 +183,7 @@ def trainer(
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
     from chopper.workloads.llama import SIZES, optimizer_of
-    from chopper.workloads.timeline import stack
+    from chopper.workloads.timeline import group_of_all, stack
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     schedule, dtype = SCHEDULES[args.variant], getattr(torch, args.dtype)
@@ -192,6 +192,7 @@ def trainer(
     own = [rank, count - 1 - rank] if schedule.vee else [*range(rank, count, ranks)]
     blocks = args.blocks // per_rank
 
+    group = group_of_all(device, "pp")
     stages = []
     for index in own:
         end = (index + 1) * blocks + (args.extra if index == count - 1 else 0)
@@ -202,7 +203,7 @@ def trainer(
             device=device,
             dtype=dtype,
         )
-        stage = PipelineStage(module, index, count, device)
+        stage = PipelineStage(module, index, count, device, group=group)
         # Wherever the schedule calls these: between them, it waits for other ranks.
         for method, name in (
             ("forward_one_chunk", "forward"),

@@ -57,11 +57,20 @@ class Ring:
         tiles: parts of these, each computed whole or not at all but for the mask.
         zigzag: see `own_tiles`.
         timeline: keeps the spans ``attention`` and ``ring``, the wait for what is passed on.
+        group: the ranks.
     """
 
-    def __init__(self, rows: int, tiles: int, *, zigzag: bool, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        rows: int,
+        tiles: int,
+        *,
+        zigzag: bool,
+        timeline: Timeline,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.timeline = timeline
+        self.timeline, self.group = timeline, group
         self.tile = rows // tiles
         self.parts = [
             own_tiles(rank, self.ranks, tiles, zigzag=zigzag) for rank in range(self.ranks)
@@ -81,7 +90,10 @@ class Ring:
         arriving = torch.empty_like(tensor)
         to, source = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
         works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, tensor, to), dist.P2POp(dist.irecv, arriving, source)]
+            [
+                dist.P2POp(dist.isend, tensor, to, self.group),
+                dist.P2POp(dist.irecv, arriving, source, self.group),
+            ]
         )
         return Passing(works, tensor, arriving)
 

@@ -49,7 +49,7 @@ WORKLOAD = Workload(
     linked=True,
     measures=True,
     repeats=3,
-    seconds=40,
+    seconds=30,
     position=6,
 )
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import chopper
 from chopper.hardware.measure import wait
@@ -27,6 +29,13 @@ _T = TypeVar("_T")
 
 WARMUP = 2
 TRACED = 6
+
+
+def group_of_all(device: torch.device, dimension: str) -> dist.ProcessGroup:
+    """Return the group of all ranks as a mesh of one dimension, whose name a recording keeps."""
+    return init_device_mesh(
+        device.type, (dist.get_world_size(),), mesh_dim_names=(dimension,)
+    ).get_group()
 
 
 def window(steps: int) -> tuple[int, int]:
