@@ -92,7 +92,7 @@ def main() -> None:
 
     from chopper.workloads.ranks import joined
     from chopper.workloads.ring import Ring, error_of
-    from chopper.workloads.timeline import Timeline, group_of_all, window
+    from chopper.workloads.timeline import Timeline, mesh_of_all, window
 
     args = WORKLOAD.parse()
     with joined(args.device, prog="context") as device:
@@ -103,8 +103,8 @@ def main() -> None:
         if not error <= TOLERANCE[args.dtype]:  # NaN neither
             raise SystemExit(f"context: {args.variant} is wrong: relative error {error:.1e}")
         rows = args.sequence // dist.get_world_size()
-        group = group_of_all(device, "cp")
-        ring = Ring(rows, args.tiles, zigzag=zigzag, timeline=timeline, group=group)
+        mesh = mesh_of_all(device, "cp")
+        ring = Ring(rows, args.tiles, zigzag=zigzag, timeline=timeline, mesh=mesh)
         step = trainer(args, device, ring)
         with chopper.profile(args.output, steps=window(args.steps)) as prof:
             timeline.run(step, args.steps, prof)

@@ -120,14 +120,14 @@ def trainer(
 
     from chopper.workloads.llama import SIZES, optimizer_of
     from chopper.workloads.mixture import Mixture
-    from chopper.workloads.timeline import filled, group_of_all
+    from chopper.workloads.timeline import filled, mesh_of_all
 
-    group = group_of_all(device, "ep")
+    mesh = mesh_of_all(device, "ep")
     config, dtype = SIZES[args.size], getattr(torch, args.dtype)
     layers = []
     for index in range(args.layers):
         with device:
-            layer = Mixture(config, shares_of(args), timeline, group)
+            layer = Mixture(config, shares_of(args), timeline, mesh)
         # Gates are the same on all ranks, experts are not.
         own = args.layers * (1 + dist.get_rank())
         for module, seed in ((layer.gate, index), (layer.experts, own + index)):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from chopper.models.architectures import Architecture
 from chopper.workloads.llama import FeedForward
@@ -57,7 +58,7 @@ class Mixture(nn.Module):
         config: its widths are those of each expert.
         shares: of the tokens, for each expert; this rank's are an equal part in the rank's place.
         timeline: that keeps the spans.
-        group: the ranks.
+        mesh: of all ranks; the default group without one.
     """
 
     shares: Tensor
@@ -70,10 +71,11 @@ class Mixture(nn.Module):
         config: Architecture,
         shares: Sequence[float],
         timeline: Timeline,
-        group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         super().__init__()
-        self.timeline, self.group = timeline, group
+        self.timeline, self.mesh = timeline, mesh
+        self.group = None if mesh is None else mesh.get_group()
         self.gate = nn.Linear(config.width, len(shares), bias=False)
         local = len(shares) // dist.get_world_size()
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(local))

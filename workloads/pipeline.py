@@ -183,7 +183,7 @@ def trainer(
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
     from chopper.workloads.llama import SIZES, optimizer_of
-    from chopper.workloads.timeline import group_of_all, stack
+    from chopper.workloads.timeline import mesh_of_all, stack
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     schedule, dtype = SCHEDULES[args.variant], getattr(torch, args.dtype)
@@ -192,7 +192,7 @@ def trainer(
     own = [rank, count - 1 - rank] if schedule.vee else [*range(rank, count, ranks)]
     blocks = args.blocks // per_rank
 
-    group = group_of_all(device, "pp")
+    group = mesh_of_all(device, "pp").get_group()
     stages = []
     for index in own:
         end = (index + 1) * blocks + (args.extra if index == count - 1 else 0)

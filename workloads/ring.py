@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from chopper.workloads.timeline import Timeline
 
@@ -57,7 +58,7 @@ class Ring:
         tiles: parts of these, each computed whole or not at all but for the mask.
         zigzag: see `own_tiles`.
         timeline: keeps the spans ``attention`` and ``ring``, the wait for what is passed on.
-        group: the ranks.
+        mesh: of all ranks; the default group without one.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class Ring:
         *,
         zigzag: bool,
         timeline: Timeline,
-        group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.timeline, self.group = timeline, group
+        self.timeline, self.mesh = timeline, mesh
+        self.group = None if mesh is None else mesh.get_group()
         self.tile = rows // tiles
         self.parts = [
             own_tiles(rank, self.ranks, tiles, zigzag=zigzag) for rank in range(self.ranks)

@@ -150,8 +150,6 @@ def part(args: argparse.Namespace, device: torch.device) -> Stack:
 def cut(args: argparse.Namespace, device: torch.device) -> Stack:
     """Cut the blocks' products by columns and rows over all ranks."""
     import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -161,7 +159,7 @@ def cut(args: argparse.Namespace, device: torch.device) -> Stack:
     )
 
     from chopper.workloads.llama import SIZES
-    from chopper.workloads.timeline import stack
+    from chopper.workloads.timeline import mesh_of_all, stack
 
     blocks = stack(
         SIZES[args.size],
@@ -170,7 +168,7 @@ def cut(args: argparse.Namespace, device: torch.device) -> Stack:
         device=device,
         dtype=getattr(torch, args.dtype),
     )
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
+    mesh = mesh_of_all(device, "tp")
     # One input of several products, so that their gradients are summed up before one all-reduce.
     whole = Replicate()
     plan = {

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import chopper
 from chopper.hardware.measure import wait
@@ -31,11 +31,9 @@ WARMUP = 2
 TRACED = 6
 
 
-def group_of_all(device: torch.device, dimension: str) -> dist.ProcessGroup:
-    """Return the group of all ranks as a mesh of one dimension, whose name a recording keeps."""
-    return init_device_mesh(
-        device.type, (dist.get_world_size(),), mesh_dim_names=(dimension,)
-    ).get_group()
+def mesh_of_all(device: torch.device, dimension: str) -> DeviceMesh:
+    """Return all ranks as a mesh of one dimension: a recording finds its name while it is held."""
+    return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(dimension,))
 
 
 def window(steps: int) -> tuple[int, int]:

@@ -139,6 +139,14 @@ def test_blocks_that_are_cut_compute_as_whole_ones(ranks):
     assert max(map(max, ranks.run(CASES, "cut_errors", 2))) < 1e-5
 
 
+DIMENSIONS = {
+    "pipeline": "pipeline",
+    "experts": "expert",
+    "context": "context",
+    "tensor": "tensor",
+}
+
+
 def bench(output, name: str, *options: str, variants: str | None = None) -> Experiment:
     """Run a workload at a small size in two ranks, and load it."""
     from chopper.cli.bench_ import command
@@ -152,7 +160,13 @@ def bench(output, name: str, *options: str, variants: str | None = None) -> Expe
         catch_exceptions=False,
     )
     assert done.return_value == 0, done.output
-    return load(output)
+    found = load(output)
+    for attributions in found.attributions.values():
+        for rank in attributions[0].recording.manifest.ranks:
+            [place] = rank.coordinates
+            assert (place.index, place.size) == (rank.rank, 2)
+            assert place.dimension == DIMENSIONS[name]
+    return found
 
 
 def attributed_alike(found: Experiment, variant: str, measure: str) -> None:
