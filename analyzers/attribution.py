@@ -374,6 +374,11 @@ class Attribution:
         return f"{of_ranks}, {of_steps}", "--ranks or --steps"
 
 
+def is_staged(run: Attribution) -> bool:
+    """Return whether the waits of its ranks are told apart by the stages of a pipeline."""
+    return any(one.stage_waits is not None for one in run.matched.values())
+
+
 def bases_of(
     ranks: Sequence[RankSummary],
     *,

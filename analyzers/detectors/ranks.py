@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from chopper import wording as fmt
-from chopper.analyzers.attribution import Attribution
+from chopper.analyzers.attribution import Attribution, is_staged
 from chopper.analyzers.detectors import Sighting, limits_of
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import reals
@@ -24,7 +24,7 @@ def late_rank(run: Attribution, uneven: Uneven | None, events: Events) -> Iterat
     """COMMUNICATION, PIECE -> at most one sighting."""
     if uneven is None or uneven.kind not in ("late_rank", "late_entry"):
         return
-    worst = uneven.worst
+    worst, run_ns = uneven.worst, {}
     mine = (events.rank == worst.rank) & of_class(events, "communication")
     late, reason = (
         "enters late",
@@ -39,9 +39,14 @@ def late_rank(run: Attribution, uneven: Uneven | None, events: Events) -> Iterat
     if uneven.peers_ratio is not None:
         of_peers = fmt.factor(uneven.peers_ratio)
         reason = f"it computes {of_peers} as long as the others of its stage, and all stages wait"
+        # Without any waiting the schedule's bubble would be gone, too.
+        mine = (events.rank == worst.rank) & of_class(events, "compute")
+        as_peers_ns = np.rint(events.dur_ns[mine] / uneven.peers_ratio).astype(np.int64)
+        run_ns = {worst.rank: (events.row[mine], as_peers_ns)}
     yield Sighting(
         events={worst.rank: events.row[mine]},
-        changes=Changes(fix=("communication.wait",)),
+        run_ns=run_ns,
+        changes=None if run_ns else Changes(fix=("communication.wait",)),
         evidence={
             "rank": worst.rank,
             "named": run.recording.part(worst.rank).name,
@@ -93,7 +98,9 @@ def uneven_work(run: Attribution, uneven: Uneven | None, events: Events) -> Iter
     yield Sighting(
         events={rank: run_ns[rank][0]},
         run_ns=run_ns,
-        changes=Changes(fix=("communication.wait",)) if uneven.kind == "pipeline" else None,
+        changes=Changes(fix=("communication.wait",))
+        if uneven.kind == "pipeline" and not is_staged(run)
+        else None,
         evidence={
             "what": what.format(rank=named, factor=fmt.factor(uneven.work_ratio)),
             "rank": rank,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chopper import wording as fmt
-from chopper.analyzers.attribution import Recoverable
+from chopper.analyzers.attribution import Recoverable, is_staged
 from chopper.analyzers.replay.answers import WhatIf, summary
 from chopper.analyzers.replay.changes import Applied, CauseTimes, remove_causes, set_pace
 from chopper.analyzers.replay.graph import RankNodes, build
@@ -277,6 +277,8 @@ class Replay:
             why = row.withheld or not_fixable(row.id)
             if row.id == "communication.wait" and not coupled_ratio:
                 why = why or "no collective was seen on all ranks of its group"
+            if row.id == "communication.wait" and is_staged(self.run):
+                why = why or "without any waiting the bubble would be gone, too: --mend says more"
             if why:
                 savings[row.id] = Recoverable(None, reason=why)
             else:

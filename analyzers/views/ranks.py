@@ -476,14 +476,14 @@ def uneven(run: Attribution, members: Members, events: Events) -> Uneven | None:
         return Uneven(
             kind="late_rank",
             worst=msgspec.structs.replace(direct, cause=slow.cause, excess_ns=slow.excess_ns),
-            wait_ratio=sum(r.time_ns for r in run.causes() if r.id == WAIT) / run.observed_ns,
+            wait_ratio=sum(r.time_ns for r in run.leaves() if _waits(r.id)) / run.observed_ns,
             work_ratio=None,
             own_ns=own_ns,
             peers_ratio=slow.peers_ratio,
         )
     more_ns, longer_ns = (_beyond(times, found.rank) for times in (work_ns, own_ns))
     others_ns = work_ns[found.rank] - more_ns
-    waited_ns = sum(row.time_ns for row in run.causes() if row.id == WAIT)
+    waited_ns = sum(row.time_ns for row in run.leaves() if _waits(row.id))
     steps_count = next(rank.steps for rank in run.ranks if rank.rank == found.rank)
     caused_ns = waited_ns * found.share_ratio / (len(own_ns) - 1) / steps_count
     is_uneven = 2 * more_ns >= max(longer_ns, caused_ns) and others_ns > 0
