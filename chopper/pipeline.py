@@ -422,7 +422,7 @@ def _attributed(
             detail = stages.of_closely(some, matched)
     parts = totals, matched, stages.closely, stages.lost, detail
     run = aggregate(recording, stages.shares, *parts, job)
-    if run.predicted is None or run.step_time().untraced is None or (pace := _pace(run)) == 1:
+    if run.predicted is None or (pace := _pace(run)) == 1:
         return run
     job = stages.job(totals, matched, pace)
     return replace(run, predicted=None if job is None else job.predicted(run.windows))
@@ -432,6 +432,8 @@ def _pace(run: Attribution) -> float:
     """Return the host's pace without tracing, as the ranks that are looked at closely show it."""
     from chopper.analyzers.replay.replay import replay_or_reason
 
+    if run.step_time().untraced is None:
+        return 1.0
     replay = replay_or_reason(run)
     return 1.0 if isinstance(replay, str) else replay.pace
 

@@ -110,6 +110,23 @@ def test_workers_predict_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert recoverable(apart, Replay(apart)) == recoverable(here, Replay(here))
 
 
+def test_a_host_that_tracing_slowed_is_as_fast_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(simulate(plan(0)), tmp_path / "run")
+    monkeypatch.setattr(job, "ALIKE_RATIO", -1)
+    monkeypatch.setattr(Replay, "pace", 0.5)
+    monkeypatch.setattr(pipeline, "_pace", lambda run: Replay(run).pace)
+    whole, large = whole_and_contracted(tmp_path / "run", monkeypatch)
+    predicted = predicted_of(large)
+    assert predicted is not None
+    assert predicted.pace == 0.5
+    assert recoverable(large, Replay(large)) == recoverable(whole, Replay(whole))
+    found, wanted = (chopper.whatif(run, fix="straggler") for run in (large, whole))
+    assert found.steps == wanted.steps
+    assert found.observed_step_ns < sum(whole.step_time_ns()) / len(whole.step_time_ns())
+
+
 def test_without_a_device_predictions_are_of_the_ranks_in_detail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
