@@ -5,7 +5,7 @@ Definitions of "Understanding Stragglers in Large Model Training Using What-if A
 ideal: each operation at the mean (communication: median transfer) of its type. The slowdown of a
 group of operations is that of the step in which only they keep their own durations; it is not
 additive and can be below 1. M_W and M_S are the parts of the excess over the ideal that mending
-the worst 3 % of the workers, or the last stage, gives back.
+the worst 3 % of the workers, or the last stage, saves.
 """
 
 from __future__ import annotations
