@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import chopper
 from chopper import statistics as stats
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Needs, Option, Variant, Workload, as_program, positive
@@ -92,7 +91,7 @@ def main() -> None:
 
     from chopper.workloads.ranks import joined
     from chopper.workloads.ring import Ring, error_of
-    from chopper.workloads.timeline import Timeline, mesh_of_all, window
+    from chopper.workloads.timeline import Timeline, mesh_of_all, recorded
 
     args = WORKLOAD.parse()
     with joined(args.device, prog="context") as device:
@@ -106,7 +105,7 @@ def main() -> None:
         mesh = mesh_of_all(device, "cp")
         ring = Ring(rows, args.tiles, zigzag=zigzag, timeline=timeline, mesh=mesh)
         step = trainer(args, device, ring)
-        with chopper.profile(args.output, steps=window(args.steps)) as prof:
+        with recorded(args.output, args.steps) as prof:
             timeline.run(step, args.steps, prof)
             rank = dist.get_rank()
             prof.measure("relative_error", error)

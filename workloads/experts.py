@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import chopper
 from chopper import wording as fmt
 from chopper.errors import UsageError
 from chopper.experiments.declarations import Needs, Option, Variant, Workload, as_program, positive
@@ -93,13 +92,13 @@ def main() -> None:
     import torch.distributed as dist
 
     from chopper.workloads.ranks import joined
-    from chopper.workloads.timeline import Timeline, window
+    from chopper.workloads.timeline import Timeline, recorded
 
     args = WORKLOAD.parse()
     with joined(args.device, prog="experts") as device:
         timeline = Timeline(device)
         layers, step = trainer(args, device, timeline)
-        with chopper.profile(args.output, steps=window(args.steps)) as prof:
+        with recorded(args.output, args.steps) as prof:
             timeline.run(step, args.steps, prof)
             rank = dist.get_rank()
             for index, layer in enumerate(layers):

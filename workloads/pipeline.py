@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import chopper
 from chopper import wording as fmt
 from chopper.errors import UsageError
 from chopper.experiments.declarations import (
@@ -146,13 +145,13 @@ def main() -> None:
     import torch.distributed as dist
 
     from chopper.workloads.ranks import joined
-    from chopper.workloads.timeline import Timeline, window
+    from chopper.workloads.timeline import Timeline, recorded
 
     args = WORKLOAD.parse()
     with joined(args.device, prog="pipeline") as device:
         timeline = Timeline(device)
         step = trainer(args, device, timeline)
-        with chopper.profile(args.output, steps=window(args.steps)) as prof:
+        with recorded(args.output, args.steps) as prof:
             losses = timeline.run(step, args.steps, prof)
             for number, loss in enumerate(losses):
                 if loss is not None:

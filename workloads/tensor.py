@@ -19,7 +19,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import chopper
 from chopper import wording as fmt
 from chopper.errors import UsageError
 from chopper.experiments.declarations import CHANNEL, Needs, Option, Workload, as_program, positive
@@ -82,7 +81,7 @@ def main() -> None:
     from torch.distributed.tensor.debug import CommDebugMode
 
     from chopper.workloads.ranks import joined
-    from chopper.workloads.timeline import Timeline, window
+    from chopper.workloads.timeline import Timeline, recorded
 
     args = WORKLOAD.parse()
     rate = None if args.channel is None else link.RATES[args.rate]
@@ -98,7 +97,7 @@ def main() -> None:
         step = trainer(cut(args, device), x)
         with CommDebugMode() as communication:
             step()
-        with chopper.profile(args.output, steps=window(args.steps)) as prof:
+        with recorded(args.output, args.steps) as prof:
             timeline.run(step, args.steps, prof)
             alone.run(part_step, args.steps)  # again: the machine may have changed meanwhile
             alone_ns, step_ns = (of.per_step_ns("step") for of in (alone, timeline))

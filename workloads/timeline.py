@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -39,6 +40,12 @@ def mesh_of_all(device: torch.device, dimension: str) -> DeviceMesh:
 def window(steps: int) -> tuple[int, int]:
     """Return the steps to trace and to measure: the first, and the one after the last."""
     return min(WARMUP, steps - 1), min(WARMUP + TRACED, steps)
+
+
+def recorded(output: Path | None, steps: int) -> chopper.Profile:
+    """Return a recording whose traced steps are those that a `Timeline` measures."""
+    # What activations take of memory, as it grows in a traced step, looks like the trace's own.
+    return chopper.profile(output, steps=window(steps), trace_limit=8)
 
 
 class Timeline:

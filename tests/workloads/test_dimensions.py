@@ -199,12 +199,17 @@ def test_every_schedule_trains_alike_and_an_imbalanced_stage_shows(tmp_path):
     assert worst[1] < 1e-5
     for variant in found.variants:
         attributed_alike(found, variant, "bubble_ratio")
-    uneven = bench(tmp_path / "b", "pipeline", *size, "--extra", "2", variants="1f1b")
+    # As large as by default: on a busy machine, small stages mostly wait for a core.
+    uneven = bench(tmp_path / "b", "pipeline", "--extra", "4", variants="1f1b")
     for by_rank in (
         dimensions.measured_by_rank(uneven, "1f1b", "bubble_ratio"),
         dimensions.attributed_by_rank(uneven, "1f1b"),
     ):
-        assert by_rank[0][0] > by_rank[1][0] + 0.2  # rank 0 waits for the heavy last stage
+        assert by_rank[0][0] > by_rank[1][0] + 0.1  # rank 0 waits for the heavy last stage
+    [attribution] = uneven.attributions["1f1b"]
+    assert [rank.steps for rank in attribution.ranks] == [4, 4]
+    [imbalance] = uneven.share("communication.pipeline.stage_imbalance", "1f1b")
+    assert imbalance > 0.02
 
 
 @pytest.mark.slow
