@@ -1,4 +1,4 @@
-"""Rank what to mend first: patterns of a run, by the time that mending each would give back."""
+"""Rank what to fix first: patterns of a run, by the time that fixing each would save."""
 
 from __future__ import annotations
 

@@ -519,7 +519,6 @@ def whatif(
     without: str | Sequence[str] = (),
     graphs: bool = False,
     overlap: bool = False,
-    mend: str | Sequence[str] = (),
     schedule: str | None = None,
     virtual_stages: int | None = None,
     micro_batches: int | str | None = None,
@@ -531,7 +530,9 @@ def whatif(
     Args:
         run: a run or its attribution, or anything that :func:`load` takes.
         fix: causes to remove: ids, their last parts (``data``), or plain names
-            (``straggler``, ``launch_gaps``).
+            (``straggler``, ``launch_gaps``); or parts of a job, whose operations then take the mean
+            of their type: ``stage=3``, ``rank=12``, ``replica=1``, ``op=backward``, ``all``; or
+            ``stages``, ``sequence-lengths``: all of these alike.
         clock: device clock, ``1980MHz``, or ``reference`` for the clock of its quoted peak.
         link: bandwidth between ranks, ``50GB/s`` or ``x2``.
         latency: of that link, ``5us`` or ``x0.5``.
@@ -539,9 +540,6 @@ def whatif(
         without: operators to remove.
         graphs: launch each step as one CUDA graph.
         overlap: nothing but communication, and the end of a step, waits for communication.
-        mend: operations of a job that take the mean of their type: ``stage=3``, ``rank=12``,
-            ``replica=1``, ``op=backward``, ``all``; ``sequence-lengths``: every micro-batch as long
-            as the mean of its step.
         schedule: pipeline schedule instead of the recorded one: ``1f1b``, ``gpipe``,
             ``interleaved``, ``zb1p``, ``dualpipe``.
         virtual_stages: stages of the model per pipeline rank.
@@ -562,7 +560,6 @@ def whatif(
         without=_texts("without", without, "aten::copy_"),
         graphs=graphs,
         overlap=overlap,
-        mend=_texts("mend", mend, "stage=3"),
         schedule=_text("schedule", schedule, "1f1b"),
         virtual_stages=virtual_stages,
         micro_batches=None if micro_batches is None else str(micro_batches),

@@ -204,7 +204,7 @@ def _job(prediction: WhatIf) -> list[Section]:
     for name, what in shares.items():
         share = getattr(job, name)
         told = f"withheld: {job.reasons.get(name)}" if share is None else fmt.percent(share)
-        lines.append(f"Share of the excess that mending {what} saves: {told}.")
+        lines.append(f"Share of the excess that goes with {what}: {told}.")
     if job.bubble is not None:
         lines.append(_bubble(job.bubble))
     parts = {

@@ -10,7 +10,7 @@ from chopper import wording as fmt
 from chopper.analyzers.jobs.derivation import operations_of
 from chopper.analyzers.jobs.model import Job, job_of
 from chopper.analyzers.jobs.rescheduled import Rescheduled, Shape
-from chopper.analyzers.jobs.whatif import JobSlowdown, mended_ns, slowdown_of
+from chopper.analyzers.jobs.whatif import JobSlowdown, fixed_ns, slowdown_of
 from chopper.analyzers.replay.answers import WhatIf, summary
 from chopper.errors import InputError, UsageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chopper.analyzers.replay.whatif_options import Changes
 
 STRAGGLER = "communication.wait"
-"""Cause that ``--fix straggler`` removes; of a pipeline, by mending every operation."""
+"""Cause that ``--fix straggler`` removes; of a pipeline, by evening out every operation."""
 
 
 class OperationReplay:
@@ -50,9 +50,9 @@ class OperationReplay:
         if changes.without_job(STRAGGLER if straggler else None):
             what = "--fix straggler of a pipeline, " if straggler else ""
             raise UsageError(
-                f"{what}--mend, --schedule, --virtual-stages and --micro-batches change the "
-                "operations of the job, other options its launches; they combine with each other "
-                "only"
+                f"{what}--fix of parts, --schedule, --virtual-stages and --micro-batches change "
+                "the operations of the job, other options its launches; they combine with each "
+                "other only"
             )
         return True
 
@@ -61,7 +61,7 @@ class OperationReplay:
         return self._answer([], self.job.replayed_ns, [])
 
     def predict(self, changes: Changes) -> WhatIf:
-        """Predict the steps of the job with parts mended, or in another shape.
+        """Predict the steps of the job with parts fixed, or in another shape.
 
         A step scales as its simulation without launch delays does.
 
@@ -69,11 +69,11 @@ class OperationReplay:
             UsageError: the job has no such part, or cannot take that shape.
         """
         described, notes = [], []
-        mends = [*changes.mend]
+        parts = [*changes.parts]
         if STRAGGLER in changes.fix:
-            mends.append(("all", ""))
-        times = mended_ns(self.job, mends)
-        for what, which in mends:
+            parts.append(("all", ""))
+        times = fixed_ns(self.job, parts)
+        for what, which in parts:
             described.append(_described(what, which))
         before, after = self.job.simulated_ns([self.job.own_ns, times])
         if changes.of_shape:
@@ -142,6 +142,7 @@ def _described(what: str, which: str | int) -> str:
         "rank": f"Rank {which}: every operation as long as the mean of its type",
         "replica": f"Replica {which}: every operation as long as the mean of its type",
         "op": f"Operation {which}: each as long as the mean of its type",
+        "stages": "Every stage as long as the mean of all",
         "sequence-lengths": "Every micro-batch as long as the mean of its step",
         "all": "Every operation as long as the mean of its type, the schedule kept",
     }[what]

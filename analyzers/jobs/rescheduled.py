@@ -49,7 +49,7 @@ class Rescheduled:
 
     Args:
         job: its model.
-        own_ns: times of its operations, as recorded or mended; (nodes, steps).
+        own_ns: times of its operations, as recorded or fixed; (nodes, steps).
 
     Raises:
         UsageError: it has no pipeline, or its schedule is not known.

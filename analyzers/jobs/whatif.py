@@ -1,10 +1,10 @@
-"""What slowed a job: the slowdown S, its shares, and the job with a part of it mended.
+"""What slowed a job: the slowdown S, its shares, and the job with a part of it fixed.
 
 Definitions of "Understanding Stragglers in Large Model Training Using What-if Analysis"
 (2505.05713): S is the mean simulated step over the mean ideal step, launch delays left out of both;
 ideal: each operation at the mean (communication: median transfer) of its type. The slowdown of a
 group of operations is that of the step in which only they keep their own durations; it is not
-additive and can be below 1. M_W and M_S are the parts of the excess over the ideal that mending
+additive and can be below 1. M_W and M_S are the parts of the excess over the ideal that fixing
 the worst 3 % of the workers, or the last stage, saves.
 """
 
@@ -32,7 +32,7 @@ from chopper.analyzers.jobs.schedules import (
 from chopper.errors import UsageError
 
 WORST_WORKERS_RATIO = 0.03
-"""Workers that M_W mends, rounded up."""
+"""Workers that M_W is about, rounded up."""
 ERROR_RATIO = 0.01
 """An unchanged replay that is further from the recorded steps says nothing about changes."""
 _EXPLAINED_RATIO = 0.5
@@ -98,7 +98,7 @@ class JobSlowdown:
         simulated_step_ns: replayed without launch delays.
         ideal_step_ns: with each operation at the mean of its type, besides.
         slowdown_ratio: S.
-        worst_workers: ranks that M_W mends.
+        worst_workers: ranks that M_W is about.
         worst_workers_share_ratio: M_W; None with ``reasons``.
         last_stage_share_ratio: M_S; None with ``reasons``.
         reasons: why a share is None, by its name.
@@ -179,7 +179,7 @@ def slowdown_of(job: Job) -> JobSlowdown | str:
     workers = _worker_scores(job.nodes, by_group)
     count = ceil(WORST_WORKERS_RATIO * len(workers))
     worst = sorted(sorted(workers, key=lambda rank: (-workers[rank], rank))[:count])
-    share, reasons = _mended_shares(job, worst, simulated, ideal_ns)
+    share, reasons = _fixed_shares(job, worst, simulated, ideal_ns)
     return JobSlowdown(
         steps_count=len(job.steps),
         recorded_step_ns=recorded,
@@ -231,7 +231,7 @@ def _worker_scores(nodes: Nodes, slowdowns: dict[str, dict[Any, float]]) -> dict
     return {rank: min(replicas[replica], stages[stage]) for rank, replica, stage in places}
 
 
-def _mended_shares(
+def _fixed_shares(
     job: Job, worst: Sequence[int], simulated_ns: float, ideal_ns: float
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Return M_W and M_S by name, or the reason."""
@@ -246,10 +246,10 @@ def _mended_shares(
         masks[names[1]] = nodes.stage[nodes.worker] == nodes.stages_count - 1
     else:
         reasons[names[1]] = "the job has one pipeline stage"
-    mended = job.simulated_ns(
+    fixed = job.simulated_ns(
         np.where(mask[:, None], job.ideal_ns, job.own_ns) for mask in masks.values()
     ).mean(axis=1)
-    shares = (simulated_ns - mended) / excess
+    shares = (simulated_ns - fixed) / excess
     return dict(zip(masks, shares.tolist(), strict=True)), reasons
 
 
@@ -365,24 +365,27 @@ def _bubble(job: Job) -> Bubble | None:
     )
 
 
-def mended_ns(job: Job, mends: Sequence[tuple[str, str | int]]) -> np.ndarray:
+def fixed_ns(job: Job, parts: Sequence[tuple[str, str | int]]) -> np.ndarray:
     """Return the recorded times with parts of the job at their ideal; (nodes, steps).
 
     Args:
         job: the model.
-        mends: (what, which), see :class:`~chopper.analyzers.replay.whatif_options.Changes`.
+        parts: (what, which), see :class:`~chopper.analyzers.replay.whatif_options.Changes`.
 
     Raises:
         UsageError: a stage, rank or operation that the job does not have.
     """
     times = job.own_ns
-    if any(what == "sequence-lengths" for what, _ in mends):
-        times = _with_even_batches(job)
-    mended = np.zeros(len(job.nodes), dtype=bool)
-    for what, which in mends:
-        if what != "sequence-lengths":
-            mended |= _mask_of(job.nodes, what, which)
-    return np.where(mended[:, None], job.ideal_ns, times)
+    if any(what == "stages" for what, _ in parts):
+        by_stage = (job.nodes.type, job.nodes.global_stage)
+        times = times * _mean_by(times, job.nodes.type) / np.maximum(_mean_by(times, *by_stage), 1)
+    if any(what == "sequence-lengths" for what, _ in parts):
+        times = _with_even_batches(job, times)
+    fixed = np.zeros(len(job.nodes), dtype=bool)
+    for what, which in parts:
+        if what not in ("stages", "sequence-lengths"):
+            fixed |= _mask_of(job.nodes, what, which)
+    return np.where(fixed[:, None], job.ideal_ns, times)
 
 
 def _mask_of(nodes: Nodes, what: str, which: str | int) -> np.ndarray:
@@ -404,14 +407,14 @@ def _mask_of(nodes: Nodes, what: str, which: str | int) -> np.ndarray:
         known = {str(key): places == key for key in np.unique(places).tolist()}
     if wanted not in known:
         raise UsageError(
-            f"--mend {what}={which}: the job has no such {'operation' if what == 'op' else what}; "
+            f"--fix {what}={which}: the job has no such {'operation' if what == 'op' else what}; "
             f"it has {fmt.some([*known])}"
         )
     return known[wanted]
 
 
-def _with_even_batches(job: Job) -> np.ndarray:
-    """Return the times with every micro-batch of a step as long as their mean.
+def _with_even_batches(job: Job, own: np.ndarray) -> np.ndarray:
+    """Return times (nodes, steps) with every micro-batch of a step as long as their mean.
 
     How long a micro-batch is, relative to the others of its stage, is the same on all stages that
     it passes: the median of these ratios tells sequences from a slow worker. With fewer than three
@@ -420,9 +423,9 @@ def _with_even_batches(job: Job) -> np.ndarray:
     Raises:
         UsageError: a step has one micro-batch.
     """
-    nodes, own = job.nodes, job.own_ns
+    nodes = job.nodes
     if micro_batches_of(nodes) < 2:
-        raise UsageError("--mend sequence-lengths: the steps have fewer than two micro-batches")
+        raise UsageError("--fix sequence-lengths: the steps have fewer than two micro-batches")
     times = own.copy()
     compute = np.flatnonzero(nodes.is_compute)
     times_of = own[compute]

@@ -278,7 +278,7 @@ class Replay:
             if row.id == "communication.wait" and not coupled_ratio:
                 why = why or "no collective was seen on all ranks of its group"
             if row.id == "communication.wait" and is_staged(self.run):
-                why = why or "without any waiting the bubble would be gone, too: --mend says more"
+                why = why or "without any waiting the bubble would be gone, too: --fix all keeps it"
             if why:
                 savings[row.id] = Recoverable(None, reason=why)
             else:

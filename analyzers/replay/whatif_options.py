@@ -24,15 +24,12 @@ NOT_FIXABLE = {
     "idle.unlaunched": "no launch was recorded, so what the device waited for is unknown",
     "idle.no_step": "no device event shows what was waited for",
     **dict.fromkeys(
-        (c for c in LEAVES if ".pipeline." in c and not c.endswith("_imbalance")),
+        (c for c in LEAVES if ".pipeline." in c),
         "a schedule is changed, not removed: --schedule, --virtual-stages or --micro-batches",
     ),
     **dict.fromkeys(
-        (c for c in LEAVES if ".pipeline.stage_" in c), "stages are evened: --mend stage=N"
-    ),
-    **dict.fromkeys(
-        (c for c in LEAVES if ".pipeline.micro_batch_" in c),
-        "micro-batches are evened: --mend sequence-lengths",
+        (c for c in LEAVES if c.endswith("_imbalance")),
+        "of a part of it, what even stages or sequences save: --fix stages, --fix sequence-lengths",
     ),
 }
 """Leaves that nothing takes away, and why."""
@@ -112,8 +109,9 @@ class Changes:
         without: operators that are not called.
         graphs: each step is launched as one graph.
         overlap: nothing but communication, and the end of a step, waits for communication.
-        mend: (what, which): operations of a job that take the mean of their peers: ``stage``,
-            ``rank`` or ``replica`` and a number, ``op`` and a name, ``sequence-lengths``, ``all``.
+        parts: (what, which): operations of a job that take the mean of their peers: ``stage``,
+            ``rank`` or ``replica`` and a number, ``op`` and a name, ``all``; ``stages``,
+            ``sequence-lengths``: what these differ by is gone.
         schedule: pipeline schedule to run instead.
         virtual_stages: stages per pipeline rank.
         micro_batches, micro_batches_ratio: per step; one of both.
@@ -130,7 +128,7 @@ class Changes:
     without: tuple[str, ...] = ()
     graphs: bool = False
     overlap: bool = False
-    mend: tuple[tuple[str, str | int], ...] = ()
+    parts: tuple[tuple[str, str | int], ...] = ()
     schedule: str | None = None
     virtual_stages: int | None = None
     micro_batches: int | None = None
@@ -145,7 +143,7 @@ class Changes:
     @property
     def of_job(self) -> bool:
         """Tell whether the operations of a job change."""
-        return bool(self.mend) or self.of_shape
+        return bool(self.parts) or self.of_shape
 
     def without_job(self, fixed: str | None) -> Changes:
         """Return the changes that are not of a job's operations.
@@ -157,7 +155,7 @@ class Changes:
         return replace(
             self,
             fix=fix,
-            mend=(),
+            parts=(),
             schedule=None,
             virtual_stages=None,
             micro_batches=None,
@@ -208,7 +206,6 @@ def changes_of(
     without: Sequence[str] = (),
     graphs: bool = False,
     overlap: bool = False,
-    mend: Sequence[str] = (),
     schedule: str | None = None,
     virtual_stages: int | None = None,
     micro_batches: str | None = None,
@@ -219,7 +216,8 @@ def changes_of(
         UsageError: one that is none, or that contradicts another.
     """
     named = [part for text in fix for part in text.split(",")]
-    causes = tuple(dict.fromkeys(c for name in named for c in causes_named(name)))
+    parts = {name: part for name in named if (part := _part(name)) is not None}
+    causes = tuple(dict.fromkeys(c for n in named if n not in parts for c in causes_named(n)))
     reference = clock is not None and clock.strip().lower() in ("reference", "ref")
     bandwidth, bandwidth_ratio = _either(link, "--link", quantities.rate_bytes_per_s)
     latency_s, latency_ratio = _either(latency, "--latency", quantities.seconds)
@@ -240,7 +238,7 @@ def changes_of(
         without=tuple(without),
         graphs=graphs,
         overlap=overlap,
-        mend=tuple(dict.fromkeys(_mend(text) for text in mend)),
+        parts=tuple(dict.fromkeys(parts.values())),
         schedule=schedule,
         virtual_stages=virtual_stages,
         micro_batches=None if batches is None else int(batches),
@@ -248,21 +246,31 @@ def changes_of(
     )
 
 
-MENDS = ("stage=N", "rank=N", "replica=N", "op=NAME", "sequence-lengths", "all")
-"""What can be mended."""
+PARTS = ("stage=N", "rank=N", "replica=N", "op=NAME", "stages", "sequence-lengths", "all")
+"""Parts of a job that `fix` names beside causes."""
+_OF_CAUSES = {"stage_imbalance": "stages", "micro_batch_imbalance": "sequence-lengths"}
+"""Last part of a cause -> the part of a job without which it is gone."""
 
 
-def _mend(text: str) -> tuple[str, str | int]:
-    what, _, which = text.strip().lower().partition("=")
-    what, which = what.strip(), which.strip()
-    if what in ("sequence-lengths", "all") and not which:
+def _part(text: str) -> tuple[str, str | int] | None:
+    """Return a part of a job; None for the name of a cause.
+
+    Raises:
+        UsageError: it is no part, and no cause's name either.
+    """
+    what, separator, which = (word.strip() for word in text.lower().partition("="))
+    last = what.rpartition(".")[2].replace("-", "_")
+    what = _OF_CAUSES.get(last, what)
+    if what in ("stages", "sequence-lengths", "all") and not separator:
         return what, ""
+    if not separator:
+        return None
     if what == "op" and which:
         return what, which
     number = quantities.digits(which)
     if what in ("stage", "rank", "replica") and number is not None:
         return what, number
-    raise UsageError(f"--mend {text!r}: expected one of {', '.join(MENDS)}")
+    raise UsageError(f"--fix {text!r}: expected a cause, or one of {', '.join(PARTS)}")
 
 
 def _either(

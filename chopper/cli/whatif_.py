@@ -33,11 +33,12 @@ def _schedules() -> list[str]:
 @click.option(
     "--fix",
     multiple=True,
-    metavar="CAUSE",
+    metavar="CAUSE|PART",
     shell_complete=shared.completing(_fixes),
     help="Remove a cause: an id of `chopper analyze`, its last part (data, dispatch, gc), or "
     "data-wait, launch-gaps, synchronization, straggler, exposed-communication, "
-    "recomputation.",
+    "recomputation. Or a part of a job, whose operations then take the mean of their type: "
+    "stage=3, rank=12, replica=1, op=backward, all; stages, sequence-lengths: all of these alike.",
 )
 @click.option("--clock", metavar="HZ", help="Device clock: 1980MHz, or `reference`.")
 @click.option("--link", metavar="RATE", help="Bandwidth between ranks: 50GB/s, or x2.")
@@ -54,13 +55,6 @@ def _schedules() -> list[str]:
     "--overlap",
     is_flag=True,
     help="Perfect overlap: a step waits for communication at its end only.",
-)
-@click.option(
-    "--mend",
-    multiple=True,
-    metavar="PART",
-    help="Part of a job whose operations take the mean of their type: stage=3, rank=12, "
-    "replica=1, op=backward, all; or sequence-lengths, every micro-batch the mean of its step.",
 )
 @click.option(
     "--schedule",
@@ -82,7 +76,6 @@ def command(
     without: tuple[str, ...],
     graphs: bool,
     overlap: bool,
-    mend: tuple[str, ...],
     schedule: str | None,
     virtual_stages: int | None,
     micro_batches: str | None,
@@ -107,7 +100,7 @@ def command(
       chopper whatif trace.json.gz --faster gemm=2x --graphs
       chopper whatif runs/mine --link x2 --latency 5us
       chopper whatif runs/mine --clock 1.2GHz -o slower.html
-      chopper whatif job.parquet --mend stage=3 --mend sequence-lengths
+      chopper whatif job.parquet --fix stage=3 --fix sequence-lengths
       chopper whatif job.parquet --schedule interleaved --virtual-stages 2
     """
     from chopper import pipeline
@@ -123,7 +116,6 @@ def command(
         without=without,
         graphs=graphs,
         overlap=overlap,
-        mend=mend,
         schedule=schedule,
         virtual_stages=virtual_stages,
         micro_batches=micro_batches,

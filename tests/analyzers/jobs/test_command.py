@@ -74,7 +74,7 @@ def test_spans_give_the_slowdown_by_hand(job: Path) -> None:
 
 def test_each_change_is_told_in_words(job: Path) -> None:
     shape = ("--schedule", "interleaved", "--virtual-stages", "2", "--micro-batches", "x2")
-    told = run("whatif", job, "--mend", "rank=6", "--mend", "sequence-lengths", *shape)
+    told = run("whatif", job, "--fix", "rank=6", "--fix", "sequence-lengths", *shape)
     assert told.code == 0, told.err
     for word in ("Rank 6", "micro-batch as long", "interleaved", "2 virtual stages", "16 micro"):
         assert word in told.out
@@ -84,10 +84,10 @@ def test_each_change_is_told_in_words(job: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--mend", "stage=9"), "no such stage"),
-        (("--mend", "colour=1"), "expected one of stage=N"),
+        (("--fix", "stage=9"), "no such stage"),
+        (("--fix", "colour=1"), "or one of stage=N"),
         (("--schedule", "dualpipes"), "did you mean dualpipe"),
-        (("--mend", "all", "--clock", "1GHz"), "combine with each other"),
+        (("--fix", "all", "--clock", "1GHz"), "combine with each other"),
         (("--fix", "straggler", "--fix", "gc"), "--fix straggler of a pipeline"),
         (("--virtual-stages", "0"), "expected 1 or more"),
         (("--micro-batches", "x0.3"), "no whole number"),
@@ -103,9 +103,9 @@ def test_what_cannot_be_changed_is_one_line(
 
 
 def test_python_takes_the_same(job: Path) -> None:
-    mended = chopper.whatif(job, mend="rank=6")
-    assert mended.predicted_step_ns < mended.observed_step_ns
-    assert mended.to_dict()["causes"] == []
+    fixed = chopper.whatif(job, fix="rank=6")
+    assert fixed.predicted_step_ns < fixed.observed_step_ns
+    assert fixed.to_dict()["causes"] == []
     doubled = chopper.whatif(job, micro_batches=2 * M)
     assert doubled.predicted_step_ns > doubled.observed_step_ns
     with pytest.raises(UsageError, match="no schedule is called"):
@@ -199,7 +199,7 @@ def test_one_rank_is_no_job(tmp_path: Path) -> None:
     assert found.job is None
     assert "one rank" in (found.job_reason or "")
     with pytest.raises(UsageError, match="cannot be modelled: it has one rank"):
-        chopper.whatif(tmp_path, mend="all")
+        chopper.whatif(tmp_path, fix="all")
 
 
 def test_the_bubble_is_no_straggler_where_micro_batches_cannot_be_told_apart(

@@ -8,7 +8,7 @@ import pytest
 from chopper.analyzers.jobs.model import Job, job_of
 from chopper.analyzers.jobs.rescheduled import Rescheduled, Shape
 from chopper.analyzers.jobs.schedules import BACKWARD, FORWARD, SCHEDULES, Action
-from chopper.analyzers.jobs.whatif import JobSlowdown, mended_ns, slowdown_of
+from chopper.analyzers.jobs.whatif import JobSlowdown, fixed_ns, slowdown_of
 from chopper.errors import InputError, UsageError
 from tests.analyzers.jobs.make import MS, Duration, Row, operations, recorded
 
@@ -79,8 +79,8 @@ def test_one_slow_worker_leads_and_takes_the_whole_excess() -> None:
     assert found.workers[0].name == "rank 6"
     assert found.stages[0].name == "stage 2"
     assert found.replicas[0].name == "replica 1"
-    mended = modelled(slowed(9, 8), replicas=2).recorded_ns.mean()
-    share = (simulated - mended) / (simulated - ideal)
+    fixed = modelled(slowed(9, 8), replicas=2).recorded_ns.mean()
+    share = (simulated - fixed) / (simulated - ideal)
     assert found.worst_workers_share_ratio == pytest.approx(share)
     assert abs(found.last_stage_share_ratio or 0) < 0.1
 
@@ -105,31 +105,32 @@ def test_uneven_micro_batches_are_told_from_slow_workers() -> None:
     found = slowdown(job)
     assert found.slowdown_ratio > 1.1
     assert found.dimensions[0].name == "micro-batch"
-    even = job.simulated_ns([mended_ns(job, [("sequence-lengths", "")])])
+    even = job.simulated_ns([fixed_ns(job, [("sequence-lengths", "")])])
     np.testing.assert_allclose(even, (M + P - 1) * (F + B) + TAIL)
 
 
 def test_even_sequences_leave_a_slow_worker_slow() -> None:
     job = modelled(slowed(2), replicas=2)
-    even = job.simulated_ns([mended_ns(job, [("sequence-lengths", "")])])
+    even = job.simulated_ns([fixed_ns(job, [("sequence-lengths", "")])])
     np.testing.assert_allclose(even[0], job.simulated_ns([job.own_ns])[0])
 
 
 @pytest.mark.parametrize(
-    "mend", [("stage", 2), ("rank", 6), ("op", "backward"), ("replica", 1), ("all", "")]
+    "part",
+    [("stage", 2), ("stages", ""), ("rank", 6), ("op", "backward"), ("replica", 1), ("all", "")],
 )
-def test_mending_the_cause_takes_the_excess(mend: tuple[str, str | int]) -> None:
+def test_fixing_the_cause_takes_the_excess(part: tuple[str, str | int]) -> None:
     job = modelled(slowed(2), replicas=2)
-    before, after = job.simulated_ns([job.own_ns, mended_ns(job, [mend])]).mean(axis=1)
+    before, after = job.simulated_ns([job.own_ns, fixed_ns(job, [part])]).mean(axis=1)
     assert after < before
-    if mend[0] == "all":
+    if part[0] == "all":
         assert after == pytest.approx(slowdown(job).ideal_step_ns)
 
 
-def test_what_a_job_does_not_have_is_not_mended() -> None:
+def test_what_a_job_does_not_have_is_not_fixed() -> None:
     job = modelled(balanced)
     with pytest.raises(UsageError, match=r"stage=9.*has 0, 1, 2"):
-        mended_ns(job, [("stage", 9)])
+        fixed_ns(job, [("stage", 9)])
 
 
 def test_launch_delays_are_replayed_and_left_out_of_the_slowdown() -> None:

@@ -95,8 +95,8 @@ def test_the_page_and_the_command_say_the_same() -> None:
     told = run("whatif", trace)
     assert told.code == 0, told.err
     assert f"S = {found('ST').to_dict()['slowdown_ratio']:.3f}" in told.out
-    mended = run("whatif", trace, "--mend", "stage=3", "--json")
-    document = json.loads(mended.out)
+    fixed = run("whatif", trace, "--fix", "stage=3", "--json")
+    document = json.loads(fixed.out)
     assert document["schema"] == "chopper.whatif/3"
     assert document["predicted_step_ns"] < document["observed_step_ns"]
     assert document["slowdown_ratio"] == found("ST").to_dict()["slowdown_ratio"]
