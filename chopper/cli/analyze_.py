@@ -50,6 +50,7 @@ def _list_views(context: click.Context, _: click.Parameter, name: str | None) ->
 @click.option(
     "--by",
     type=shared.OneOf("level", LEVELS),
+    metavar="LEVEL",
     help="Regroup the same nanoseconds by cause (default), step, phase, layer, op, kernel or rank; "
     "or by pipeline, data, expert, context or tensor parallelism, summed over the ranks of one "
     "place. With `--view clocks`: print the rows of this level.",

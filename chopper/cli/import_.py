@@ -64,7 +64,7 @@ def command(
       chopper import trace.json.gz nvidia-smi.csv --time-zone local -o runs/clocks
       chopper import report.sqlite -o runs/from-nsys
       chopper import out/run_*.csv -o runs/from-rocprofv3
-      chopper import spans.csv --map rank=worker,op=what,start=t0,duration=took,unit=ms
+      chopper import spans.parquet
       chopper import trace.rpd --device mi300x -o runs/from-rpd
       chopper import trace.json.gz snapshot.pickle -o runs/with-memory
       chopper import "s3://bucket/job/rank*.json.gz" -o s3://bucket/runs/job
