@@ -331,7 +331,8 @@ def with_stage_waits(
     """Return the collectives of all ranks, with what each waits for in its pipeline."""
     if len(actions) < 2:
         return matched
-    waits = stage_waits(actions, places_of(recording.manifest, actions))
+    offsets_ns = {rank: matched[rank].offset_ns if rank in matched else 0 for rank in actions}
+    waits = stage_waits(actions, places_of(recording.manifest, actions), offsets_ns)
     return {
         rank: replace(one, stage_waits=waits.get(rank)) if waits else one
         for rank, one in matched.items()

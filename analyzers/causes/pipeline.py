@@ -9,7 +9,7 @@ in turn. What is left of it made a single rank late: a straggler, as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -84,7 +84,9 @@ def actions_of(joined: JoinedRank) -> Actions | None:
     stage, batch = (
         ints(link, name, null=-1)[rows] for name in ("stage_index", "micro_batch_index")
     )
-    first, of = distinct_rows([number[rows], stage, batch, code])
+    # Of spans each row is a pass, whether or not the file numbers micro-batches.
+    alone = np.arange(len(rows)) if not joined.host_span.num_rows else np.zeros_like(rows)
+    first, of = distinct_rows([number[rows], stage, batch, code, alone])
     start = ints(joined.device_event, "start_ns")[rows]
     end = start + ints(joined.device_event, "dur_ns")[rows]
     begin_ns, end_ns = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), np.int64)
@@ -110,6 +112,13 @@ def places_of(manifest: RunManifest, actions: Mapping[int, Actions]) -> dict[int
         if pipeline is not None and part.rank in actions:
             replica = others.setdefault(tuple(sorted(index.items())), len(others))
             places[part.rank] = Place(pipeline, replica)
+    if len({*places.values()}) < len(places):
+        # Nothing tells the replicas of a stage apart: they are numbered in the order of ranks.
+        turns: dict[int, int] = {}
+        for rank in sorted(places):
+            stage = places[rank].pipeline
+            turns[stage] = turns.get(stage, -1) + 1
+            places[rank] = Place(stage, turns[stage])
     if not places:
         first = {rank: int(of.stage.min()) for rank, of in actions.items()}
         if len({*first.values()}) == len(first) and min(first.values()) >= 0:
@@ -119,38 +128,74 @@ def places_of(manifest: RunManifest, actions: Mapping[int, Actions]) -> dict[int
 
 
 def stage_waits(
-    actions: Mapping[int, Actions], places: Mapping[int, Place]
+    actions: Mapping[int, Actions], places: Mapping[int, Place], offsets_ns: Mapping[int, int]
 ) -> dict[int, StageWaits]:
     """Return by rank what it waits for its pipeline; empty for no pipeline, or one not modelled.
 
     Args:
         actions: by rank.
         places: of all these ranks.
+        offsets_ns: lead of each rank's clock over one clock for all.
     """
     actions = {rank: actions[rank] for rank in sorted(actions) if rank in places}
     if len({places[rank].pipeline for rank in actions}) < 2:
         return {}
-    try:
-        job = job_of(_operations(actions, places))
-    except InputError:
-        return {}
+    simulated: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    for job in _jobs(_operations(actions, places)):
+        for rank, waits in _waits(job).items():
+            simulated.setdefault(rank, []).append((job.steps, *waits))
+    begins_ns: dict[int, int] = {}
+    for rank, of in actions.items():
+        for step, start_ns in zip(of.step.tolist(), of.start_ns.tolist(), strict=True):
+            start_ns -= offsets_ns[rank]
+            begins_ns[step] = min(start_ns, begins_ns.get(step, start_ns))
+    stages = {rank: place.pipeline for rank, place in places.items()}
+    expected = {}
+    for rank, parts in simulated.items():
+        steps, bubble, uneven = (np.concatenate(of, axis=-1) for of in zip(*parts, strict=True))
+        order = np.argsort(steps)
+        steps = steps[order]
+        begin_ns = np.array([begins_ns[step] + offsets_ns[rank] for step in steps.tolist()])
+        turns = _turning_points(actions[rank], steps)
+        expected[rank] = StageWaits(
+            steps, bubble[:, order], uneven[:, order], begin_ns, *turns, stages
+        )
+    return expected
+
+
+_MOST_SHAPES = 64
+"""Of steps with unlike numbers of micro-batches: each takes a simulation of its own."""
+
+
+def _jobs(operations: Operations) -> Iterator[Job]:
+    """Yield the job of each shape that steps have, the most common first."""
+    left = np.ones(len(operations), dtype=bool)
+    for _ in range(_MOST_SHAPES):
+        if not left.any():
+            return
+        try:
+            job = job_of(operations.of_rows(left))
+        except InputError:
+            return
+        yield job
+        left &= ~np.isin(operations.step, job.steps)
+
+
+def _waits(job: Job) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return by rank the bubble (phases, steps), and what uneven work adds (2, steps), in ns."""
     tables = _Tables(job)
     phases = _phases(job, tables.even)
     idle = [_idle(job, table) for table in (tables.by_stage, tables.by_batch)]
-    stages = {rank: place.pipeline for rank, place in places.items()}
-    expected = {}
+    waits = {}
     for worker, rank in enumerate(job.nodes.ranks.tolist()):
         alike = phases[:, worker].sum(axis=0)
         by_stage, by_batch = (table[worker] for table in idle)
         more = np.stack([by_stage - alike, by_batch - np.maximum(by_stage, alike)])
-        expected[rank] = StageWaits(
-            job.steps,
-            np.rint(phases[:, worker]).astype(np.int64),
-            np.rint(np.maximum(more, 0)).astype(np.int64),
-            *_turning_points(actions[rank], job.steps),
-            stages,
+        bubble, uneven = (
+            np.rint(np.maximum(of, 0)).astype(np.int64) for of in (phases[:, worker], more)
         )
-    return expected
+        waits[rank] = bubble, uneven
+    return waits
 
 
 def _operations(actions: Mapping[int, Actions], places: Mapping[int, Place]) -> Operations:
@@ -292,6 +337,12 @@ def with_stage_waits(
         [begin_ns + exposed.time_ns // 2, (gaps.start_ns + gaps.end_ns) // 2]
     )
     held_ns = np.where(may_wait, time_ns, 0)
+    # Before any rank has begun its step, nobody waits for its pipeline.
+    steps = np.minimum(
+        np.searchsorted(expected.steps, joined.windows.numbers), len(expected.steps) - 1
+    )
+    after_ns = gaps.end_ns - expected.begin_ns[steps][gaps.window]
+    held_ns[len(event) :] = np.clip(after_ns, 0, held_ns[len(event) :])
     parts = _shared_out(expected, joined.windows.numbers, window, held_ns, middle_ns)
     sent, idle = np.split(parts, [len(event)], axis=1)
     return _of_shares(exposed, sent), _of_gaps(gaps, idle)
@@ -362,13 +413,13 @@ def _of_shares(shares: Shares, parts: np.ndarray) -> Shares:
 
 
 def _of_gaps(gaps: Gaps, parts: np.ndarray) -> Gaps:
-    """Return gaps cut where each leaf has taken its part: one after the other, then the rest."""
+    """Return gaps cut where each leaf has taken its part: first the rest, then one by one."""
     rest = gaps.end_ns - gaps.start_ns - parts.sum(axis=0)
-    lengths = np.vstack([parts, rest]).T
+    lengths = np.vstack([rest, parts]).T
     row, leaf = np.nonzero(lengths)
     until = np.cumsum(lengths, axis=1)[row, leaf]
     columns = {f.name: getattr(gaps, f.name)[row] for f in fields(gaps)}
-    cause = np.where(leaf < len(_LEAVES), np.append(_IDLE, -1)[leaf], columns["cause"])
+    cause = np.where(leaf > 0, np.append(-1, _IDLE)[leaf], columns["cause"])
     times = {
         "start_ns": columns["start_ns"] + until - lengths[row, leaf],
         "end_ns": columns["start_ns"] + until,

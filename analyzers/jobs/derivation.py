@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PIPELINE = "pipeline"
 _COMMUNICATION, _WAIT = "communication", "communication.wait"
+_SAID_SKEW_NS = 1_000_000
 _CLOSED_RATIO = 0.01
 """A step that its slowest rank's work does not explain to this share is not modelled by phases."""
 _is_gather = re.compile(r"all[-_ ]?gather").search
@@ -227,7 +228,9 @@ def _joined(run: Attribution, ranks: list[int], parts: Mapping[int, _Part]) -> O
     places = {str(name): run.places(name) for name in run.dimensions if name != _PIPELINE}
     others = [tuple(index.get(rank, -1) for index in places.values()) for rank in ranks]
     pairs = [*zip((stage_of[rank] for rank in ranks), others, strict=True)]
+    notes = []
     if len({*pairs}) < len(pairs):
+        notes.append("nothing tells the replicas of a stage apart: they are in the order of ranks")
         # What is known does not tell all ranks apart: number those of a stage.
         nth: Counter[int] = Counter()
         for at, (stage, _) in enumerate(pairs):
@@ -249,11 +252,17 @@ def _joined(run: Attribution, ranks: list[int], parts: Mapping[int, _Part]) -> O
         columns["global_stage"].append(np.where(part.stage >= 0, part.stage, stage_of[rank]))
         for name in ("step", "micro_batch", "instance", "start_ns", "end_ns"):
             columns[name].append(getattr(part, name))
+    skew_ns = max((abs(one.offset_ns) for one in run.matched.values()), default=0)
+    if skew_ns > _SAID_SKEW_NS and all(not of.host_span.num_rows for of in run.joined.values()):
+        notes.append(
+            f"clocks of ranks differ by up to {fmt.duration(skew_ns)}: transfers include that"
+        )
     stacked: dict[str, Any] = {name: np.concatenate(values) for name, values in columns.items()}
     return Operations(
         types=tuple(name for name, _ in kinds),
         roles=tuple(role for _, role in kinds),
         places=places,
+        notes=tuple(notes),
         **stacked,
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 import numpy as np
 
@@ -54,7 +55,12 @@ class Operations:
     def __len__(self) -> int:
         return len(self.rank)
 
+    def of_rows(self, mask: np.ndarray) -> Self:
+        """Return some of the operations."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{n: a[mask] for n, a in arrays.items() if isinstance(a, np.ndarray)})
+
     @property
     def role(self) -> np.ndarray:
         """Role of each operation."""
-        return np.array(self.roles)[self.type]
+        return np.asarray(np.array(self.roles)[self.type])

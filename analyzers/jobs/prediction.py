@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from chopper.analyzers.attribution import Attribution
     from chopper.analyzers.replay.whatif_options import Changes
 
+_TOLD_APART = 3
+"""From so many stages on, sequences are told from a slow rank."""
 STRAGGLER = "communication.wait"
 """Cause that ``--fix straggler`` removes; of a pipeline, by evening out every operation."""
 
@@ -75,6 +77,11 @@ class OperationReplay:
         times = fixed_ns(self.job, parts)
         for what, which in parts:
             described.append(_described(what, which))
+            if what == "sequence-lengths" and self.job.nodes.stages_count < _TOLD_APART:
+                notes.append(
+                    "with fewer than three stages, each rank's micro-batches take their own mean: "
+                    "long sequences are not told from a slow rank"
+                )
         before, after = self.job.simulated_ns([self.job.own_ns, times])
         if changes.of_shape:
             pipeline = Rescheduled(self.job, times)

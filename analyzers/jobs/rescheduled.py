@@ -92,7 +92,10 @@ class Rescheduled:
         if shape.schedule == "dualpipe":
             notes.append("dualpipe: a forward and a backward that overlap take the sum of both")
         if shape.virtual_stages != self.shape.virtual_stages:
-            notes.append("layers are taken to be split evenly along the recorded stages")
+            notes.append(
+                "layers are taken to be split evenly along the recorded stages; what makes a "
+                "worker slow goes with its layers"
+            )
         if shape.micro_batches != self.shape.micro_batches:
             per_batch = shape.micro_batches / self.shape.micro_batches
             notes.append(f"a step does {fmt.factor(per_batch)} the work")

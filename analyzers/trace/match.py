@@ -70,6 +70,7 @@ class StageWaits:
         bubble_ns: shape (3, steps): idle time of the schedule before the first backward, between,
             and after the last forward, if all stages and micro-batches were alike.
         uneven_ns: shape (2, steps): what unequal stages, then unequal micro-batches, add.
+        begin_ns: when the first rank of the job began the step, in the rank's clock.
         first_backward_ns, last_forward_ns: as recorded, in the rank's clock, per step.
         stages: rank → place in the pipeline.
     """
@@ -77,6 +78,7 @@ class StageWaits:
     steps: np.ndarray
     bubble_ns: np.ndarray
     uneven_ns: np.ndarray
+    begin_ns: np.ndarray
     first_backward_ns: np.ndarray
     last_forward_ns: np.ndarray
     stages: Mapping[int, int]

@@ -33,6 +33,8 @@ class Job:
 
     Attributes:
         forward_ns, backward_ns: of one micro-batch on one stage.
+        counts: micro-batches of each step, where they differ.
+        numbered: whether the file tells the micro-batches apart.
         longer: (replica, stage, step, micro-batch) → how many times as long; None stands for all.
     """
 
@@ -45,6 +47,8 @@ class Job:
     backward_ns: int = 20 * MS
     transfer_ns: int = 10 * US
     optimizer_ns: int = 5 * MS
+    counts: tuple[int, ...] = ()
+    numbered: bool = True
     longer: Mapping[tuple[int | None, int | None, int | None, int | None], float] = field(
         default_factory=dict
     )
@@ -70,9 +74,9 @@ class Job:
                 time_ns = round(time_ns * factor)
         return time_ns
 
-    def order(self, stage: int) -> list[Pass]:
-        """Return the passes of a stage in order."""
-        count = self.micro_batches
+    def order(self, stage: int, step: int) -> list[Pass]:
+        """Return the passes of a stage in a step, in order."""
+        count = self.counts[step] if self.counts else self.micro_batches
         if self.schedule == "gpipe":
             return [(kind, i) for kind in ("forward", "backward") for i in range(count)]
         ahead = min(self.stages - 1 - stage, count)
@@ -117,7 +121,7 @@ def _passed(job: Job, replica: int, step: int) -> dict[int, list[Span]]:
     """Run the passes of one replica: every stage goes on as soon as its next message is there."""
     ended: dict[tuple[int, str, int], int] = {}
     free = dict.fromkeys(range(job.stages), 0)
-    waiting = {stage: job.order(stage) for stage in range(job.stages)}
+    waiting = {stage: job.order(stage, step) for stage in range(job.stages)}
     made: dict[int, list[Span]] = defaultdict(list)
     while any(waiting.values()):
         before = sum(map(len, waiting.values()))
@@ -172,7 +176,7 @@ def write(job: Job, path: Path) -> Path:
                     *(span.replica, span.stage, rank_of(job, span), span.step, span.kind),
                     *(f"{t / 1e9:.9f}" for t in (span.start_ns, span.end_ns - span.start_ns)),
                     *(span.sequence, 0 if compute else -1, span.stage if compute else -1),
-                    span.batch,
+                    span.batch if job.numbered else -1,
                 )
             )
     return path

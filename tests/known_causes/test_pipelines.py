@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def truth(job: Job, even: Job, cause: str) -> Counter[str]:
 
 EVEN = Job()
 FEW = Job(stages=2, replicas=1, micro_batches=4)
+UNLIKE = Job(counts=(8, 5, 6))
 LONGER_BATCH = 1 + 1 / EVEN.micro_batches
 """One of the micro-batches is twice as long: as much work, evenly divided."""
 CASES = {
@@ -55,6 +57,12 @@ CASES = {
         "micro_batch_imbalance",
     ),
     "slow worker": (EVEN.with_longer(1.3, replica=1, stage=1), EVEN, "wait"),
+    "micro-batches not numbered": (
+        replace(EVEN, numbered=False).with_longer(1.4, stage=3),
+        EVEN,
+        "stage_imbalance",
+    ),
+    "other micro-batches in each step": (UNLIKE, UNLIKE, "wait"),
     "slow worker in one step": (EVEN.with_longer(1.5, replica=0, stage=2, step=1), EVEN, "wait"),
 }
 

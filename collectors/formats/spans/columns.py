@@ -84,6 +84,7 @@ class Spans:
         start_ns, end_ns: of each span, by the file's own clock.
         step: None without steps.
         stage, data_rank: the worker's place; None where no column tells.
+        chunk, global_chunk: chunk of the model within its stage, and in the whole model.
         group: process group as codes into ``groups``, -1 for none.
         resolution_ns: how far the file's own rounding may be off, of each span.
         sources: ``stage`` and ``data_rank`` → what tells the worker's place, in words.
@@ -104,6 +105,7 @@ class Spans:
     data_rank: np.ndarray | None = None
     micro_batch: np.ndarray | None = None
     chunk: np.ndarray | None = None
+    global_chunk: np.ndarray | None = None
     sequence: np.ndarray | None = None
     group: np.ndarray | None = None
     groups: list[str] = field(default_factory=list)

@@ -18,6 +18,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "data_rank": ("datarank", "dprank", "replica"),
     "micro_batch": ("microbatch", "microbatchid", "mbid", "mb"),
     "chunk": ("chunk", "modelchunk", "chunkid", "mc"),
+    "global_chunk": ("globalchunk", "globalmodelchunk", "gmc"),
     "sequence": ("sequence", "sequenceid", "seqid", "seq"),
     "group": ("group", "processgroup", "groupname"),
 }

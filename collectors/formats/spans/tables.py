@@ -30,7 +30,7 @@ from chopper.wording import plural, some
 _SUFFIX = re.compile(r"[_ (\[]+(?:(s|secs?|seconds)|(ms)|(us|µs)|(ns))[)\]]?$", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_.]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
 _PLACES = ("stage", "data_rank")
-_NUMBERS = ("rank", "step", *_PLACES, "micro_batch", "chunk", "sequence")
+_NUMBERS = ("rank", "step", *_PLACES, "micro_batch", "chunk", "global_chunk", "sequence")
 
 
 def sniff(head: bytes) -> bool:
@@ -90,6 +90,9 @@ def read(files: Sequence[Path], columns: Columns | None = None) -> list[ParsedTr
         values[name] = _codes(column) if is_text else to_numpy(column)
         if is_text:
             values["names" if name == "op" else "groups"] = column.dictionary.to_pylist()
+    stage, rank = values.get("stage"), values["rank"]
+    if stage is not None and stage.min() == 1 and rank.min() == 0:
+        values["stage"] = stage - 1  # counted from 1
     lacks = {"step": "steps", "stage": "pipeline stages", "data_rank": "data-parallel ranks"}
     return traces_of(
         Spans(

@@ -97,10 +97,16 @@ def _coordinates(spans: Spans, communication: Communication, worker: int) -> lis
         if place is not None and place[worker] >= 0
     ]
     chunks = 1 if spans.chunk is None else max(int(spans.chunk.max()) + 1, 1)
+    told: tuple[int, ...] = ()
+    if spans.global_chunk is not None:
+        own = np.unique(spans.global_chunk[spans.worker == worker]).tolist()
+        told = tuple(stage for stage in own if stage >= 0)
     return [
         msgspec.structs.replace(
             one,
-            stages=tuple(chunk * one.size + one.index for chunk in range(chunks)),
+            stages=told
+            if len(told) == chunks
+            else tuple(chunk * one.size + one.index for chunk in range(chunks)),
             stages_count=chunks * one.size,
         )
         if one.dimension == "pipeline"
@@ -245,6 +251,9 @@ def _actions(spans: Spans, rows: np.ndarray, moved: np.ndarray) -> pa.Table:
             # Megatron-LM's interleaving: chunk c of rank r is stage c · size + r.
             chunk = spans.chunk[rows]
             stage = np.where(chunk < 0, -1, chunk * (int(spans.stage.max()) + 1) + stage)
+            if spans.global_chunk is not None:
+                whole = spans.global_chunk[rows]
+                stage = np.where(whole < 0, stage, whole)
     batch = np.full(len(rows), -1) if spans.micro_batch is None else spans.micro_batch[rows]
     told = np.array([a is not None for a in actions])[spans.op[rows]] | (stage >= 0) | (batch >= 0)
     told = np.flatnonzero(told)
