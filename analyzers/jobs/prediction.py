@@ -80,7 +80,7 @@ class OperationReplay:
             if what == "sequence-lengths" and self.job.nodes.stages_count < _TOLD_APART:
                 notes.append(
                     "with fewer than three stages, each rank's micro-batches take their own mean: "
-                    "long sequences are not told from a slow rank"
+                    "long sequences and a slow rank cannot be separated"
                 )
         before, after = self.job.simulated_ns([self.job.own_ns, times])
         if changes.of_shape:
