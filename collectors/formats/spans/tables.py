@@ -29,6 +29,7 @@ from chopper.wording import plural, some
 
 _SUFFIX = re.compile(r"[_ (\[]+(?:(s|secs?|seconds)|(ms)|(us|µs)|(ns))[)\]]?$", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_.]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
+_LONGEST_NAME = 100
 _PLACES = ("stage", "data_rank")
 _NUMBERS = ("rank", "step", *_PLACES, "micro_batch", "chunk", "global_chunk", "sequence")
 
@@ -116,10 +117,12 @@ def _codes(texts: pa.DictionaryArray) -> np.ndarray:
 
 def _recognized(names: Sequence[str]) -> dict[str, str]:
     """Return field → the column whose name says that it is that."""
+    # Whatever is longer names nothing that is known, and takes long to look at.
+    letters = {n: letters_of(_SUFFIX.sub("", n)) for n in names if len(n) <= _LONGEST_NAME}
     found: dict[str, str] = {}
     for field, known in FIELDS.items():
-        for name in names:
-            if letters_of(_SUFFIX.sub("", name)) in known:
+        for name, told in letters.items():
+            if told in known:
                 found.setdefault(field, name)
     return found
 
