@@ -21,13 +21,13 @@ from chopper.ingest import recorded
 log, killed_at, *arguments = sys.argv[1:]
 read_traces = recorded.read_traces
 
-def read(files):
+def read(files, columns=None):
     with open(log, "a+") as names:
         names.seek(0)
         if len(names.readlines()) == int(killed_at):
             os.kill(os.getpid(), signal.SIGKILL)
         names.write(files[0].name + os.linesep)
-    return read_traces(files)
+    return read_traces(files, columns)
 
 recorded.read_traces = read
 sys.argv = ["chopper", *arguments]
