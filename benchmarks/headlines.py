@@ -1,6 +1,6 @@
 """Every number that the reference workloads exist to show, and all else that they measured.
 
-    python -m benchmarks.headlines                      # all of them, 25 minutes on two cores
+    python -m benchmarks.headlines                      # all of them, 29 minutes on two cores
     python -m benchmarks.headlines gemm overlap
     python -m benchmarks.headlines --output runs/headlines --docs docs/workloads
 
