@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import contextlib
 import math
 import os
 import statistics
@@ -204,11 +205,15 @@ def watched(
     Raises:
         RuntimeError: it failed, or was stopped at a limit.
     """
-    start_s, stopped = time.perf_counter(), ""
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said) as process,
-    ):
+    with contextlib.ExitStack() as held:
+        said = held.enter_context(tempfile.TemporaryFile("w+"))
+        # What an earlier command kept must not answer this one.
+        kept = held.enter_context(tempfile.TemporaryDirectory())
+        start_s, stopped = time.perf_counter(), ""
+        environment = os.environ | {"XDG_CACHE_HOME": kept}
+        process = held.enter_context(
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment)
+        )
         tree, peak, cpu_s = psutil.Process(process.pid), 0, {}
         while process.poll() is None:
             now = 0

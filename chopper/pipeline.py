@@ -325,7 +325,7 @@ def match_ranks(manifest: RunManifest, parts: Iterable[Part]) -> dict[int, Match
     return matched
 
 
-def with_stage_waits(
+def _with_stage_waits(
     recording: Run, matched: dict[int, Matched], actions: Mapping[int, Actions]
 ) -> dict[int, Matched]:
     """Return the collectives of all ranks, with what each waits for in its pipeline."""
@@ -408,7 +408,7 @@ def _attributed(
         stages.alone(*recording.ranks)
     else:
         matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
-        matched = with_stage_waits(recording, matched, stages.actions)
+        matched = _with_stage_waits(recording, matched, stages.actions)
     rows_count = sum(max(count, _LEAST_ROWS) for count in stages.rows_count.values())
     all_closely = not ranks and rows_count <= MOST_ROWS and not in_stretches
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)

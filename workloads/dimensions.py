@@ -100,8 +100,11 @@ def waiting_headlines(
     theory: float | None,
     law: str | None,
     configuration: str,
+    measures_host: bool = False,
 ) -> Iterator[Headline]:
     """Hold a measured share of the step against theory, and the attribution's against it.
+
+    Where the measured share has work of the host in it, the attribution's is held against theory.
 
     Args:
         experiment: that measured it, with its attributed runs.
@@ -112,6 +115,7 @@ def waiting_headlines(
         theory: what it should be, as a ratio; None where the theory says nothing.
         law: the theory in words.
         configuration: what was run.
+        measures_host: the measured share is no communication alone.
     """
     measured = measured_by_rank(experiment, variant, measure)
     attributed, idle = (
@@ -135,7 +139,10 @@ def waiting_headlines(
         scale=100,
         why="nothing was attributed",
         claim=f"{claim}, by the attribution of the same steps",
-        stated=100 * fmean(over_ranks(measured)),
+        primary=law if measures_host else None,
+        stated=100 * theory
+        if measures_host and theory is not None
+        else 100 * fmean(over_ranks(measured)),
         configuration=f"exposed communication: {_by_rank(attributed)}; measured: "
         f"{_by_rank(measured)}; idle beside it: {_by_rank(idle)}",
         **common,

@@ -208,7 +208,7 @@ def trainer(blocks: Stack, x: Tensor) -> Callable[[], None]:
 
 
 def headlines(experiment: Experiment) -> Iterator[Headline]:
-    """Hold exposed communication against bytes over the link, and the attribution against it."""
+    """Hold the measured share, and the attribution's, against bytes over the link."""
     plan, [variant] = experiment.plan, experiment.variants
     step_ns, one_ns, size_bytes, count, rate = (
         experiment.value(name)
@@ -237,6 +237,7 @@ def headlines(experiment: Experiment) -> Iterator[Headline]:
         else "all-reduces of the same size, one after the other",
         configuration=f"{plan.ranks} ranks on {plan.device}, {over}; {count:.0f} all-reduces of "
         f"{size_bytes / 1e6:.2f} MB per step, {fmt.duration(one_ns)} each alone",
+        measures_host=True,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from chopper.analyzers.causes.core_wait import taken
 from chopper.analyzers.causes.idle import Gaps
 from chopper.analyzers.causes.states import Shares, States, stacked
 from chopper.analyzers.jobs.model import Job, job_of
-from chopper.analyzers.jobs.operations import Operations
+from chopper.analyzers.jobs.operations import Operations, replicas_of
 from chopper.analyzers.jobs.schedules import COMPUTE, FORWARD
 from chopper.analyzers.trace.collectives import POINT_TO_POINT
 from chopper.analyzers.trace.columns import distinct_rows, ints, strings
@@ -104,27 +104,23 @@ class Place(NamedTuple):
 
 def places_of(manifest: RunManifest, actions: Mapping[int, Actions]) -> dict[int, Place]:
     """Return where ranks stand, by their coordinates, else by the stages that they compute."""
-    others: dict[tuple[tuple[str, int], ...], int] = {}
-    places = {}
-    for part in manifest.ranks:
+    stages: dict[int, int] = {}
+    others: list[tuple[Any, ...]] = []
+    for part in sorted(manifest.ranks, key=lambda part: part.rank):
         index = {one.dimension: one.index for one in part.coordinates if one.dimension != "expert"}
         pipeline = index.pop("pipeline", None)
         if pipeline is not None and part.rank in actions:
-            replica = others.setdefault(tuple(sorted(index.items())), len(others))
-            places[part.rank] = Place(pipeline, replica)
-    if len({*places.values()}) < len(places):
-        # Nothing tells the replicas of a stage apart: they are numbered in the order of ranks.
-        turns: dict[int, int] = {}
-        for rank in sorted(places):
-            stage = places[rank].pipeline
-            turns[stage] = turns.get(stage, -1) + 1
-            places[rank] = Place(stage, turns[stage])
-    if not places:
-        first = {rank: int(of.stage.min()) for rank, of in actions.items()}
-        if len({*first.values()}) == len(first) and min(first.values()) >= 0:
-            order = sorted(first, key=first.__getitem__)
-            places = {rank: Place(number, 0) for number, rank in enumerate(order)}
-    return places
+            stages[part.rank] = pipeline
+            others.append(tuple(sorted(index.items())))
+    if stages:
+        others, _ = replicas_of([*stages.values()], others)
+        number = {place: replica for replica, place in enumerate(dict.fromkeys(others))}
+        pairs = zip(stages.items(), others, strict=True)
+        return {rank: Place(stage, number[place]) for (rank, stage), place in pairs}
+    first = {rank: int(of.stage.min()) for rank, of in actions.items()}
+    if len({*first.values()}) < len(first) or min(first.values()) < 0:
+        return {}
+    return {rank: Place(at, 0) for at, rank in enumerate(sorted(first, key=first.__getitem__))}
 
 
 def stage_waits(
@@ -144,18 +140,19 @@ def stage_waits(
     for job in _jobs(_operations(actions, places)):
         for rank, waits in _waits(job).items():
             simulated.setdefault(rank, []).append((job.steps, *waits))
-    begins_ns: dict[int, int] = {}
-    for rank, of in actions.items():
-        for step, start_ns in zip(of.step.tolist(), of.start_ns.tolist(), strict=True):
-            start_ns -= offsets_ns[rank]
-            begins_ns[step] = min(start_ns, begins_ns.get(step, start_ns))
+    numbers, at = np.unique(
+        np.concatenate([of.step for of in actions.values()]), return_inverse=True
+    )
+    starts = [of.start_ns - offsets_ns[rank] for rank, of in actions.items()]
+    begins_ns = np.full(len(numbers), np.iinfo(np.int64).max)
+    np.minimum.at(begins_ns, at, np.concatenate(starts))
     stages = {rank: place.pipeline for rank, place in places.items()}
     expected = {}
     for rank, parts in simulated.items():
         steps, bubble, uneven = (np.concatenate(of, axis=-1) for of in zip(*parts, strict=True))
         order = np.argsort(steps)
         steps = steps[order]
-        begin_ns = np.array([begins_ns[step] + offsets_ns[rank] for step in steps.tolist()])
+        begin_ns = begins_ns[np.searchsorted(numbers, steps)] + offsets_ns[rank]
         turns = _turning_points(actions[rank], steps)
         expected[rank] = StageWaits(
             steps, bubble[:, order], uneven[:, order], begin_ns, *turns, stages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.events.groups import rows_of
-from chopper.analyzers.jobs.operations import COLLECTIVE, GATHER, OTHER, Operations
+from chopper.analyzers.jobs.operations import COLLECTIVE, GATHER, OTHER, Operations, replicas_of
 from chopper.analyzers.jobs.schedules import PASSING
 from chopper.analyzers.trace.columns import (
     distinct_rows,
@@ -227,15 +227,10 @@ def _joined(run: Attribution, ranks: list[int], parts: Mapping[int, _Part]) -> O
     stage_of = _stages_of(run, ranks, parts)
     places = {str(name): run.places(name) for name in run.dimensions if name != _PIPELINE}
     others = [tuple(index.get(rank, -1) for index in places.values()) for rank in ranks]
-    pairs = [*zip((stage_of[rank] for rank in ranks), others, strict=True)]
+    others, are_known = replicas_of([stage_of[rank] for rank in ranks], others)
     notes = []
-    if len({*pairs}) < len(pairs):
+    if not are_known:
         notes.append("nothing tells the replicas of a stage apart: they are in the order of ranks")
-        # What is known does not tell all ranks apart: number those of a stage.
-        nth: Counter[int] = Counter()
-        for at, (stage, _) in enumerate(pairs):
-            others[at] = (nth[stage],)
-            nth[stage] += 1
         places = {"data": {rank: other[0] for rank, other in zip(ranks, others, strict=True)}}
     replica = {other: number for number, other in enumerate(sorted({*others}))}
     kinds = {kind: None for part in parts.values() for kind in part.kinds}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,6 +16,27 @@ COLLECTIVES = (GATHER, COLLECTIVE)
 """Roles of other communication; a gather of parameters comes before the chunk that needs them."""
 OTHER = "other"
 """Role of work that is neither: data, loss, optimizer, garbage collection."""
+
+
+def replicas_of(
+    stages: Sequence[int], others: Sequence[tuple[Any, ...]]
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """Return where each rank stands in all dimensions but the pipeline, and whether that is known.
+
+    Ranks of one stage that nothing tells apart are numbered in their order.
+
+    Args:
+        stages: pipeline rank of each.
+        others: its place in all other dimensions, as far as it is known.
+    """
+    if len({*zip(stages, others, strict=True)}) == len(stages):
+        return [*others], True
+    turns: Counter[int] = Counter()
+    numbered: list[tuple[Any, ...]] = []
+    for stage in stages:
+        numbered.append((turns[stage],))
+        turns[stage] += 1
+    return numbered, False
 
 
 @dataclass(frozen=True, eq=False)
