@@ -16,6 +16,7 @@ import msgspec
 
 from chopper.errors import UsageError
 from chopper.models.layouts import (
+    GroupDimensions,
     Layout,
     Place,
     coordinates_of_names,
@@ -144,7 +145,7 @@ def groups_along(manifest: RunManifest, dimension: Dimension) -> list[tuple[int,
     Where not all dimensions are known, these are the process groups that are named so.
     """
     told = {part.rank: part.coordinates for part in manifest.ranks}
-    if math.prod(_grid(told).values()) == _world_size(manifest):
+    if dimension != "expert" and math.prod(_grid(told).values()) == _world_size(manifest):
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, each in told.items():
             others = (o.index for o in each if o.dimension in _GRID and o.dimension != dimension)
@@ -154,6 +155,61 @@ def groups_along(manifest: RunManifest, dimension: Dimension) -> list[tuple[int,
     of_parts = (group for part in manifest.ranks for group in _groups(part))
     named = dict.fromkeys(ranks for name, ranks in of_parts if dimension_of(name) == dimension)
     return [tuple(ranks) for ranks in named]
+
+
+def group_dimensions(manifest: RunManifest) -> dict[int, GroupDimensions]:
+    """Return by rank which dimensions its process groups divide; empty where nothing tells any.
+
+    Of tensor, context and expert parallelism, whose transfers are causes of their own.
+    """
+    along: dict[int, dict[tuple[int, ...], tuple[Dimension, ...]]] = {}
+    for dimension in _OF_TRANSFERS:
+        for members in (*groups_along(manifest, dimension), *_experts(manifest, dimension)):
+            for rank in members:
+                of_rank, key = along.setdefault(rank, {}), tuple(sorted(members))
+                of_rank[key] = (*of_rank.get(key, ()), dimension)
+    found = {}
+    for part in manifest.ranks:
+        by_name = {
+            str(group.get("pg_name", "")): _of_transfers(str(group.get("pg_desc", "")))
+            for group in part.process_groups
+            if group.get("pg_desc") not in _UNTOLD
+        }
+        if part.rank in along or any(by_name.values()):
+            found[part.rank] = GroupDimensions(by_name, along.get(part.rank, {}))
+    return found
+
+
+def _experts(manifest: RunManifest, dimension: Dimension) -> Iterator[tuple[int, ...]]:
+    """Yield the groups of ranks that hold all experts: neighbours along data and context."""
+    if dimension != "expert":
+        return
+    rows: dict[tuple[int, ...], list[tuple[tuple[int, ...], int, int]]] = {}
+    for part in manifest.ranks:
+        index = {one.dimension: one.index for one in part.coordinates}
+        if "expert" in index:
+            apart, along = (
+                tuple(index.get(name, 0) for name in names)
+                for names in (("pipeline", "tensor"), ("data", "context"))
+            )
+            rows.setdefault(apart, []).append((along, index["expert"], part.rank))
+    size = max((o.size for o in _every(manifest) if o.dimension == "expert"), default=1)
+    for each in rows.values():
+        each.sort()
+        for first in range(0, len(each) - size + 1, size):
+            group = each[first : first + size]
+            if [expert for _, expert, _ in group] == [*range(size)] and size > 1:
+                yield tuple(rank for *_, rank in group)
+
+
+_OF_TRANSFERS: tuple[Dimension, ...] = ("tensor", "context", "expert")
+_UNTOLD = (None, "", "undefined", "default_pg")
+"""Descriptions of groups that tell nothing."""
+
+
+def _of_transfers(name: str) -> Dimension | None:
+    dimension = dimension_of(name)
+    return dimension if dimension in _OF_TRANSFERS else None
 
 
 def _with(manifest: RunManifest, told: Told, findings: Iterable[Finding]) -> RunManifest:

@@ -17,6 +17,7 @@ import msgspec
 class Cause(msgspec.Struct, frozen=True):
     """One node of the tree; ``basis`` is what its number rests on, with words in braces.
 
+    ``waits`` is set of leaves in which a rank waits for others, whatever makes these late.
     ``remedies`` stand in place of ``advice`` where a recording rules that out, by what it shows.
     """
 
@@ -27,6 +28,7 @@ class Cause(msgspec.Struct, frozen=True):
     basis: str = ""
     remedies: dict[str, str] = {}
     measured: bool = False
+    waits: bool = False
 
 
 class _File(msgspec.Struct):
@@ -45,6 +47,8 @@ LEAVES: tuple[str, ...] = tuple(
 )
 CODES: dict[str, int] = {cause: code for code, cause in enumerate(LEAVES)}
 """Number of each leaf, by which arrays name it."""
+WAITS = frozenset(c for c in LEAVES if CAUSES[c].waits)
+"""Leaves in which a rank waits for other ranks."""
 
 Level = Literal[
     "cause",

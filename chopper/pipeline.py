@@ -40,7 +40,8 @@ from chopper.analyzers.attribution import (
 from chopper.analyzers.causes.attribute import RankResult, attribute_rank
 from chopper.analyzers.causes.pipeline import Actions, actions_of, places_of, stage_waits
 from chopper.analyzers.causes.step_time import RecordedSteps, step_time
-from chopper.analyzers.coordinates import with_coordinates
+from chopper.analyzers.causes.uneven import Exchanges, exchanges_of, uneven_waits
+from chopper.analyzers.coordinates import group_dimensions, with_coordinates
 from chopper.analyzers.trace.columns import ints, pick
 from chopper.analyzers.trace.match import (
     Events,
@@ -190,12 +191,14 @@ class JoinSummary:
     Attributes:
         others: collectives in a stretch of its trace that are of another stretch.
         actions: its passes through a pipeline; None without any.
+        exchanges: its work before exchanges along experts and context; None without any.
     """
 
     part: Part
     rows_count: int
     others: Events | None = None
     actions: Actions | None = None
+    exchanges: Exchanges | None = None
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,8 @@ def join_task(
         own = window[part.waiting.event] >= 0
         others = part.waiting[~own]
         part = replace(part, waiting=part.waiting[own])
-    return JoinSummary(part, rows_count, others, actions_of(joined)), leave(joined.stored(), folder)
+    summary = JoinSummary(part, rows_count, others, actions_of(joined), exchanges_of(joined))
+    return summary, leave(joined.stored(), folder)
 
 
 def attribute_task(
@@ -409,6 +413,8 @@ def _attributed(
     else:
         matched = match_ranks(recording.manifest, stages.joined(recording.ranks))
         matched = _with_stage_waits(recording, matched, stages.actions)
+        uneven = uneven_waits(stages.exchanges, matched)
+        matched = {rank: replace(one, uneven=uneven.get(rank)) for rank, one in matched.items()}
     rows_count = sum(max(count, _LEAST_ROWS) for count in stages.rows_count.values())
     all_closely = not ranks and rows_count <= MOST_ROWS and not in_stretches
     totals = stages.attributed([*stages.rows_count], matched, closely=all_closely)
@@ -513,6 +519,7 @@ class _Stages:
         windows: rank → all its windows.
         lost: ranks that are left out.
         actions: rank → its passes through a pipeline, of those that were joined whole.
+        exchanges: rank → its work before exchanges along experts and context, likewise.
     """
 
     def __init__(
@@ -525,6 +532,7 @@ class _Stages:
         self.windows: dict[int, pa.Table] = {}
         self.lost: list[Finding] = []
         self.actions: dict[int, Actions] = {}
+        self.exchanges: dict[int, Exchanges] = {}
         self._near_shares: dict[int, RankShare] = {}
         self._near_matched: dict[int, Matched] = {}
         self._recording, self._engine = recording, engine
@@ -532,6 +540,7 @@ class _Stages:
         self._common_steps = common_steps(
             _numbered_steps(recording, {}), share_a_clock=share_a_clock(recording.manifest)
         )
+        self._dimensions = group_dimensions(recording.manifest)
         self._joined: dict[int, list[_Unit]] = {}
         self._entered: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._causes: dict[int, Result] = {}
@@ -557,6 +566,8 @@ class _Stages:
                 self.rows_count[rank], self._joined[rank] = 0, []
             if joint.actions is not None and unit.stretch is None:
                 self.actions[rank] = joint.actions
+            if joint.exchanges is not None and unit.stretch is None:
+                self.exchanges[rank] = joint.exchanges
             before = sum(one.events_count for one in self._joined[rank])
             count = joint.part.device_event_counts[rank]
             self.rows_count[rank] += joint.rows_count
@@ -720,7 +731,11 @@ class _Stages:
 
     def _units(self, rank: int) -> list[_Unit]:
         """Return what of a rank is joined by itself."""
-        facts = replace(rank_facts(self._recording, rank), common_steps=self._common_steps)
+        facts = replace(
+            rank_facts(self._recording, rank),
+            common_steps=self._common_steps,
+            dimensions=self._dimensions.get(rank),
+        )
         stretches = self._recording.tables.stretches(rank)
         if not stretches:
             if rank in self._begins_ns:

@@ -28,6 +28,7 @@ from chopper.analyzers.causes.states import (
     exclusive_states,
     split_exposed,
 )
+from chopper.analyzers.causes.uneven import by_dimension
 from chopper.analyzers.trace.columns import dictionary, ints, matching, nullable, pick, strings
 from chopper.analyzers.trace.join import Links
 from chopper.analyzers.trace.match import Matched
@@ -100,6 +101,8 @@ def attribute_rank(joined: JoinedRank, matched: Matched | None = None) -> RankRe
     exposed = split_exposed(states, links, joined, matched, waiting)
     if matched is not None and matched.stage_waits is not None:
         exposed, gaps = with_stage_waits(matched.stage_waits, joined, states, exposed, gaps)
+    if matched is not None:
+        exposed = by_dimension(joined, matched, states, exposed)
     piece = _pieces(joined, links, states, compute, exposed, gaps)
     observed = int(windows.bounds_ns[-1] - windows.bounds_ns[0])
     total = int(ints(piece, "time_ns").sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from chopper.analyzers.trace.join import COMMUNICATION, Links
 from chopper.analyzers.trace.tables import RankTables
 from chopper.errors import JSON_ERRORS
 from chopper.hardware.ceilings import Link
+from chopper.storage.manifest import Dimension
 
 # Part of the normalized name → (k, whether (n - 1)/n scales it): busbw = algbw · k · (n - 1)/n,
 # as in nccl-tests' PERFORMANCE.md. Looked for in this order.
@@ -32,7 +33,8 @@ _BUS_FACTORS: dict[str, tuple[int, bool]] = {
     "broadcast": (1, False),
     "reduce": (1, False),
 }
-_UNEVEN = frozenset(("alltoall",))
+ALL_TO_ALL = "alltoall"
+_UNEVEN = frozenset((ALL_TO_ALL,))
 """Ranks may send different amounts in these: the size tells no instance from another."""
 _SHARED = frozenset(("reducescatter", "allgather"))
 """One side of these holds the parts of all ranks: input and output cannot be of one size."""
@@ -93,6 +95,9 @@ class Kind:
         size, members: how many ranks take part, and their global ranks; empty where not known.
         message_bytes: message as nccl-tests count it.
         key: None for what cannot be matched: its group, or its peer, is not told.
+        sent_bytes: that the rank puts in, where it is known.
+        dimension: of parallelism that the group divides: tensor, context or expert; None for
+            another, or where nothing tells.
     """
 
     what: str
@@ -101,6 +106,8 @@ class Kind:
     members: tuple[int, ...]
     message_bytes: int | None
     key: Key | None = None
+    sent_bytes: int | None = None
+    dimension: Dimension | None = None
 
     @property
     def bus_ratio(self) -> float | None:
@@ -180,10 +187,11 @@ def describe(links: Links, annotation_row: np.ndarray, inputs: RankTables) -> Co
             called = f"{called} {inputs.rank}->{peer[row]}"
         if entry[row] >= 0:
             fields = recorded.fields[recorded.alike[entry[row]]]
-            kinds.append(describing.by_metadata(fields, called))
+            kind_of_row = describing.by_metadata(fields, called)
         else:
             size = _first_input(links, int(operator[row]))
-            kinds.append(describing.by_names(called, *size, output_first=bool(output_first[row])))
+            kind_of_row = describing.by_names(called, *size, output_first=bool(output_first[row]))
+        kinds.append(describing.placed(kind_of_row))
     sequence = recorded.sequence[entry]
     unnumbered = sequence < 0
     sequence[unnumbered] = _numbered_by_operator(links, rows, recorded)[unnumbered]
@@ -373,7 +381,17 @@ class _Describing:
             return Kind(what, group, size, members, message)
         element_key = (-1 if what in _UNEVEN else elements) if members else None
         key = Key(members, size, group or "", what, element_key, numbered=True)
-        return Kind(what, group, size, members, message, key)
+        known = width and entry.in_elements_count is not None and sent < _ELEMENTS_MAX
+        sent_bytes = sent * width if width and known else None
+        return Kind(what, group, size, members, message, key, sent_bytes)
+
+    def placed(self, kind: Kind) -> Kind:
+        """Return a kind with the dimension that its group divides."""
+        if self.inputs.dimensions is None:
+            return kind
+        to_all = kind.what == ALL_TO_ALL
+        dimension = self.inputs.dimensions.of(kind.group, kind.members, to_all=to_all)
+        return replace(kind, dimension=dimension)
 
     def _members(self, entry: _Fields) -> tuple[int, ...]:
         """Global ranks of a group, empty when they are not known."""
@@ -441,7 +459,8 @@ class _Describing:
         is_part = what in (("reducescatter", "scatter") if output_first else ("allgather",))
         size = first_bytes * world if first_bytes is not None and is_part else first_bytes
         key = Key(members, world, "", what, -1 if what in _UNEVEN else elements)
-        return Kind(what, None, world, members, size, key)
+        sent_bytes = None if output_first else first_bytes
+        return Kind(what, None, world, members, size, key, sent_bytes)
 
 
 @lru_cache(maxsize=256)

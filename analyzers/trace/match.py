@@ -20,8 +20,17 @@ from typing import Self
 
 import numpy as np
 
-from chopper.analyzers.trace.collectives import LEFT_EARLY_NS, Communication, Group, Key, Kind
+from chopper.analyzers.trace.collectives import (
+    ALL_TO_ALL,
+    LEFT_EARLY_NS,
+    POINT_TO_POINT,
+    Communication,
+    Group,
+    Key,
+    Kind,
+)
 from chopper.analyzers.trace.columns import distinct_rows, row_set, run_starts
+from chopper.storage.manifest import Dimension
 
 _SYMMETRIC = frozenset(("allreduce", "reducescatter", "allgather", "alltoall"))
 """Nobody leaves these before everybody has entered: their ends tell how clocks differ."""
@@ -85,6 +94,30 @@ class StageWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class UnevenWaits:
+    """Waiting in each step of a rank that follows from uneven work along experts or context.
+
+    Attributes:
+        steps: numbers of the steps.
+        expert_ns, context_ns: at most what it waits there for ranks with more work.
+        experts: all-to-alls of groups that no name tells of are exchanges of tokens.
+        ring: its sends and receives are those of a ring of parts of the sequence.
+    """
+
+    steps: np.ndarray
+    expert_ns: np.ndarray
+    context_ns: np.ndarray
+    experts: bool = False
+    ring: bool = False
+
+    def dimension(self, kind: Kind) -> Dimension | None:
+        """Return the dimension of a kind of communication that no name tells of."""
+        if self.experts and kind.what == ALL_TO_ALL:
+            return "expert"
+        return "context" if self.ring and kind.what == POINT_TO_POINT else None
+
+
+@dataclass(frozen=True, slots=True)
 class Matched:
     """The matched collectives of one rank.
 
@@ -97,6 +130,7 @@ class Matched:
             collectives tie it to; by when they leave collectives.
         misnumbered: groups of the run, the same for all its ranks, whose numbers were not used.
         stage_waits: of the pipeline that the rank is in; None without one.
+        uneven: what it waits for ranks with more work; None without such exchanges.
     """
 
     event_row: np.ndarray
@@ -107,6 +141,12 @@ class Matched:
     offset_rank: int | None = None
     misnumbered: tuple[Misnumbered, ...] = ()
     stage_waits: StageWaits | None = None
+    uneven: UnevenWaits | None = None
+
+    def dimensions(self, kinds: Sequence[Kind]) -> list[Dimension | None]:
+        """Return the dimension that each kind of communication is along; None where unknown."""
+        uneven = self.uneven
+        return [k.dimension or (None if uneven is None else uneven.dimension(k)) for k in kinds]
 
     @property
     def ready_ns(self) -> np.ndarray:

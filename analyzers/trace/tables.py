@@ -15,6 +15,7 @@ from chopper.analyzers.trace.columns import compact, ints, matching, pick, strin
 from chopper.analyzers.trace.nesting import Activity, Nesting, activity, nest
 from chopper.analyzers.trace.span_forest import forest
 from chopper.hardware.ceilings import Ceiling, Ceilings
+from chopper.models.layouts import GroupDimensions
 from chopper.storage.run import Span
 
 
@@ -28,6 +29,7 @@ class RankTables:
         devices_listed: the trace names devices, so that a lack of device events is a lack.
         world_size: ranks of the run, None when not known.
         process_groups: name → global ranks, as far as the trace lists them.
+        dimensions: of its process groups; None where nothing tells any.
         staged: the rank is in a pipeline of several stages.
         recorded: chopper took the trace.
         span: steps of the stretch, where this is one of a trace.
@@ -44,6 +46,7 @@ class RankTables:
     devices_listed: bool
     world_size: int | None = None
     process_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dimensions: GroupDimensions | None = None
     device_clock: pa.Table | None = None
     device_counter: pa.Table | None = None
     device_limit: pa.Table | None = None

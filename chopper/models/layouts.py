@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -53,6 +53,32 @@ def dimension_of(name: str) -> Dimension | None:
     """Return what a group or mesh dimension divides, or a part of it; None for no such name."""
     known = _NAMES.get(_plain(name))
     return known and known[0]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDimensions:
+    """Dimensions that the process groups of a rank divide, as far as they are known.
+
+    Attributes:
+        by_name: of groups with a telling name; None for one that divides no single dimension.
+        by_members: of the groups of ranks that differ in one dimension only.
+    """
+
+    by_name: Mapping[str, Dimension | None]
+    by_members: Mapping[tuple[int, ...], tuple[Dimension, ...]]
+
+    def of(self, name: str | None, members: tuple[int, ...], *, to_all: bool) -> Dimension | None:
+        """Return the dimension that a group divides; None where that is not known.
+
+        Args:
+            name: of the group.
+            members: its ranks, in order.
+            to_all: of an all-to-all: where experts lie across other dimensions, their tokens'.
+        """
+        if name is not None and name in self.by_name:
+            return self.by_name[name]
+        along = self.by_members.get(members, ())
+        return next((one for one in along if to_all or one != "expert"), None)
 
 
 def _plain(name: str) -> str:
