@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.analyzers.views.ranks import cube
-from chopper.causes import CAUSES, LEAVES
+from chopper.causes import CAUSES, LEAVES, WAITS
 from chopper.errors import UsageError
 from chopper.models.layouts import dimension_of
 from chopper.reports.labels import color, full_label
@@ -469,15 +468,15 @@ def rank_map(story: Story) -> Figure:
     )
     time_ns, shown_ranks = time_ns[order], numbers[order].tolist()
     observed = time_ns.sum(axis=2)
-    wait = time_ns[:, :, causes.index(WAIT)] if WAIT in causes else np.zeros_like(observed)
+    wait = time_ns[:, :, [cause in WAITS for cause in causes]].sum(axis=2)
     measures = {
-        "Step without straggler wait": observed - wait,
+        "Step without waiting for other ranks": observed - wait,
         "Step": observed,
-        "Straggler wait": wait,
+        "Waiting for other ranks": wait,
     }
     shares = time_ns.sum(axis=(0, 1)) / max(observed.sum(), 1)
     for i in np.argsort(-shares, kind="stable")[:_MOST_MEASURES].tolist():
-        if shares[i] >= _LEAST_SHARE_RATIO and causes[i] != WAIT:
+        if shares[i] >= _LEAST_SHARE_RATIO:
             measures[full_label(causes[i])] = time_ns[:, :, i]
     edges = bins(time_ns.shape[1])
     words = sorted({*run.windows["number"].to_pylist()}, key=lambda n: (n is not None, n))

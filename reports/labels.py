@@ -14,7 +14,9 @@ from chopper.reports.page import Cards, Cell, Column, Table
 from chopper.storage.manifest import Finding
 
 # Parents without which their leaves' labels say too little.
-_CONTEXT = frozenset({"compute.vector", "communication.transfer"})
+_CONTEXT = frozenset({"compute.vector", "communication.transfer"}) | {
+    f"communication.{dimension}" for dimension in ("tensor", "expert", "context")
+}
 
 
 def color(cause: str) -> str:

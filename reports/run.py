@@ -14,10 +14,9 @@ from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attribution import Attribution, CauseRow, Recoverable
 from chopper.analyzers.causes.step_time import FIRST, StepKind
 from chopper.analyzers.detectors.remedies import remedy
-from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.replay.replay import Replay, recoverable, replay_or_reason
 from chopper.analyzers.views.ranks import own_times
-from chopper.causes import CAUSES, LEAVES, Level
+from chopper.causes import CAUSES, LEAVES, WAITS, Level
 from chopper.reports import actions
 from chopper.reports.actions import Told
 from chopper.reports.labels import (
@@ -399,7 +398,7 @@ def _spread(story: Story) -> list[Section]:
     per_step = {r.label: own_ns[r.rank] for r in story.run.ranks if r.steps}
     if len(per_step) < 2:
         return []
-    waits = any(row.id == WAIT and row.time_ns for row in story.run.causes())
+    waits = any(row.id in WAITS and row.time_ns for row in story.run.causes())
     unit = f"per {story.traced_unit}{' without waiting for other ranks' if waits else ''}"
     parts = [f"{label} {fmt.duration(t)}" for label, t in per_step.items()]
     line = f"{unit}: {' · '.join(parts)}"

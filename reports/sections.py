@@ -16,9 +16,8 @@ import pyarrow as pa
 from chopper import tables as declarations
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution, Group
-from chopper.analyzers.events.collectives import WAIT
 from chopper.analyzers.views import View
-from chopper.causes import CAUSES, LEAVES, PHASE_COLORS, Level
+from chopper.causes import CAUSES, LEAVES, PHASE_COLORS, WAITS, Level
 from chopper.reports.labels import color, full_label
 from chopper.reports.page import (
     BROWSER,
@@ -75,7 +74,7 @@ def level_table(story: Story, level: Level, *, rows: int | None) -> Table:
     groups, windows = story.by(level), windows_of_groups(story.run, level)
     observed = max(story.run.observed_ns, 1)
     has_own_time = level in ("op", "kernel")
-    waits = level in ("rank", *DIMENSIONS) and any(WAIT in group.causes for group in groups)
+    waits = level in ("rank", *DIMENSIONS) and any(WAITS & group.causes.keys() for group in groups)
     lines = []
     labels = [_group_label(story, group, level) for group in groups[:rows]]
     alike = {label for label, number in Counter(labels).items() if number > 1}
@@ -120,7 +119,7 @@ def level_table(story: Story, level: Level, *, rows: int | None) -> Table:
 
 
 def _own_ns(group: Group) -> int:
-    return group.time_ns - group.causes.get(WAIT, 0)
+    return group.time_ns - sum(group.causes.get(cause, 0) for cause in WAITS)
 
 
 def level_data(story: Story) -> dict[str, Any]:

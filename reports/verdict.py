@@ -46,6 +46,8 @@ _ALIKE = 2.0
 _LISTED = 3
 _STARTUP, _OPTIMIZER, _STRAGGLER = "startup", "optimizer", "straggler"
 _LEAST_WAIT_RATIO = 0.05
+_WAITING = (_STRAGGLER, "expert_imbalance", "context_imbalance")
+"""Classes of waiting for other ranks."""
 _SAID = {"late_entry": "late_rank", "taking_turns": "turns"}
 """Why ranks wait, and the entry of ``verdicts.toml``, where that has another name."""
 _HALF = 0.5
@@ -371,8 +373,8 @@ def _of_ranks(step: _Step) -> tuple[str, float, str] | None:
     The shares are those of the ranks that wait: what the late one does instead is why they do.
     """
     run = step.story.run
-    waited = next((r.share_ratio for r in run.leaves() if r.id == "communication.wait"), None)
-    if (waited or 0.0) < _LEAST_WAIT_RATIO:
+    waited = sum(r.share_ratio or 0.0 for r in run.leaves() if class_of(r.id) in _WAITING)
+    if waited < _LEAST_WAIT_RATIO:
         return None
     near = run.detail
     ranks = uneven(near, members_of(near), events_of(near))
@@ -387,7 +389,7 @@ def _of_ranks(step: _Step) -> tuple[str, float, str] | None:
     whole_ns = max(sum(times.values()), 1)
     waiting = replace(step, shares={n: time_ns / whole_ns for n, time_ns in times.items()})
     first = next(iter(waiting.groups))
-    if first != "communication" or waiting.inside(first)[0][0] != _STRAGGLER:
+    if first != "communication" or waiting.inside(first)[0][0] not in _WAITING:
         return None
     share = waiting.inside(first)[0][1]
     name = _SAID.get(ranks.kind, ranks.kind)

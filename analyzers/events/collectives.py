@@ -9,8 +9,6 @@ from chopper.analyzers.attribution import Attribution
 from chopper.analyzers.trace.collectives import LEFT_EARLY_NS
 from chopper.analyzers.trace.columns import ints, run_starts
 
-WAIT = "communication.wait"
-
 
 class Members:
     """The matched rows of the `communication` table, collective by collective.

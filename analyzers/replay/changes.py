@@ -17,7 +17,7 @@ import numpy as np
 from chopper import wording as fmt
 from chopper.analyzers.causes.states import copy_direction
 from chopper.analyzers.replay.program import CALL, SYNCHRONIZATION
-from chopper.analyzers.replay.whatif_options import Changes, leaves_of
+from chopper.analyzers.replay.whatif_options import UNCOUPLING, Changes, leaves_of
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import link_peaks
 from chopper.analyzers.trace.columns import ints, matching, strings
@@ -29,13 +29,14 @@ from chopper.causes import CAUSES, CODES, LEAVES
 from chopper.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
     from chopper.analyzers.causes.factors import Factors
     from chopper.analyzers.replay.graph import RankNodes
     from chopper.analyzers.replay.scenario import Scenario
+    from chopper.storage.manifest import Dimension
 
 _BASES = ("compute.ideal", "compute.vector.roofline")
 _FACTORS = ("compute.roofline", "compute.clock.", "compute.contention", "compute.efficiency.")
@@ -106,6 +107,17 @@ class CauseTimes:
         """Time of each device event that nothing takes away."""
         return self._sum(_BASES)
 
+    def sent_along(self) -> Iterator[tuple[Dimension | None, np.ndarray]]:
+        """Yield dimensions of parallelism, None for no known one, and a mask of what is sent."""
+        communication, matched = self.node.joined.communication, self.node.matched
+        kinds = communication.kinds
+        along = [k.dimension for k in kinds] if matched is None else matched.dimensions(kinds)
+        for dimension in {*along}:
+            of_kind = np.array([*(one == dimension for one in along), False])
+            mask = np.zeros(len(self.node.start), dtype=bool)
+            mask[communication.event_row] = of_kind[communication.kind]
+            yield dimension, mask
+
     def _sum(self, causes: Sequence[str]) -> np.ndarray:
         return sum(map(self.of_events, causes), np.zeros(len(self.node.start)))
 
@@ -136,7 +148,7 @@ def remove_causes(scenario: Scenario, facts: list[CauseTimes], causes: Iterable[
     scenario.latency |= "idle.launch_latency" in leaves
     scenario.dependency |= "idle.dependency" in leaves
     scenario.synchronization |= LEAVES[SYNCHRONIZATION] in leaves
-    scenario.uncoupled |= "communication.wait" in leaves
+    scenario.uncoupled |= not leaves.isdisjoint(UNCOUPLING)
     scenario.new_clock |= leaves.issuperset(leaves_of("compute.clock"))
     wanted = [CODES[c] for c in leaves if c.startswith("idle.")]
     for rank_index, fact in enumerate(facts):
@@ -216,18 +228,20 @@ def _remove_communication(
     scenario: Scenario, rank_index: int, fact: CauseTimes, requested: set[str], leaves: set[str]
 ) -> None:
     node = fact.node
-    sent = node.links.work_class == COMMUNICATION
-    run = np.full(len(sent), -1, dtype=np.int64)
-    if requested & {"communication", "communication.transfer"}:
-        run[sent & node.coupled] = 0
-    elif "communication.transfer.below_peak" in leaves:
-        at_peak = fact.at_peak_ns
-        known = node.coupled & ~np.isnan(at_peak)
-        run[known] = np.minimum(node.transfer_ns[known], at_peak[known].astype(np.int64))
-    if "communication.transfer.no_peak" in leaves:
-        run[sent & node.coupled & np.isnan(fact.at_peak_ns)] = 0
-    if "communication.unseparated" in leaves:
-        run[sent & ~node.coupled] = 0
+    run = np.full(len(node.start), -1, dtype=np.int64)
+    for dimension, sent in fact.sent_along():
+        own = f"communication.{dimension}" if dimension else "communication"
+        transfer = own if dimension else "communication.transfer"
+        if requested & {"communication", own, transfer}:
+            run[sent & node.coupled] = 0
+        elif f"{transfer}.below_peak" in leaves:
+            at_peak = fact.at_peak_ns
+            known = sent & node.coupled & ~np.isnan(at_peak)
+            run[known] = np.minimum(node.transfer_ns[known], at_peak[known].astype(np.int64))
+        if f"{transfer}.no_peak" in leaves:
+            run[sent & node.coupled & np.isnan(fact.at_peak_ns)] = 0
+        if f"{own}.unseparated" in leaves:
+            run[sent & ~node.coupled] = 0
     if (run >= 0).any():
         scenario.run_ns[rank_index] = run
 
@@ -543,7 +557,7 @@ class Applied:
 
     def fix(self, causes: Sequence[str]) -> None:
         """Causes take no time."""
-        if "communication.wait" in causes and not self.coupled_ratio:
+        if not UNCOUPLING.isdisjoint(causes) and not self.coupled_ratio:
             raise UsageError(
                 "--fix straggler: no collective was seen on all ranks of its group; pass the "
                 "traces of all ranks, and of a large run name those of a group with --ranks"

@@ -17,7 +17,12 @@ import numpy as np
 from chopper.analyzers.attribution import Recoverable
 from chopper.analyzers.replay.answers import summary
 from chopper.analyzers.replay.contraction import Case, Contracted, couple
-from chopper.analyzers.replay.whatif_options import Changes, leaves_of, not_fixable
+from chopper.analyzers.replay.whatif_options import (
+    UNCOUPLING,
+    Changes,
+    leaves_of,
+    not_fixable,
+)
 from chopper.analyzers.trace.columns import ints, strings
 from chopper.causes import CAUSES
 from chopper.wording import plural, ratio
@@ -234,7 +239,7 @@ class JobReplay:
         for case, lengths in zip(self.cases[2:], lengths_ns[2:], strict=True):
             reference = None
             chosen = np.ones(len(rank), dtype=bool)
-            if any("communication.wait" in leaves_of(cause) for cause in case.changes.fix):
+            if any(UNCOUPLING & {*leaves_of(cause)} for cause in case.changes.fix):
                 # Each takes as long as the middle one does on its own: of two, the quicker.
                 ranks, of_rank = np.unique(rank, return_inverse=True)
                 total = np.bincount(of_rank, lengths)

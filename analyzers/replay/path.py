@@ -12,7 +12,7 @@ import numpy as np
 from chopper.analyzers.replay import graph as g
 from chopper.analyzers.replay.program import CALL
 from chopper.analyzers.trace.join import COMMUNICATION, COMPUTE, COPY
-from chopper.causes import CODES, LEAVES
+from chopper.causes import CODES, LEAVES, WAITS
 
 if TYPE_CHECKING:
     from chopper.analyzers.causes.idle import Parts
@@ -175,7 +175,7 @@ def _running(fact: CauseTimes, path: Path, rows: np.ndarray, sums: _Sums) -> Non
     shares = {
         leaf: fact.of_events(leaf)
         for leaf in LEAVES
-        if not leaf.startswith("idle.") and leaf != "communication.wait"
+        if not leaf.startswith("idle.") and leaf not in WAITS
     }
     total = np.sum(list(shares.values()), axis=0)
     hidden = total[event] <= 0

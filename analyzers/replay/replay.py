@@ -18,7 +18,7 @@ from chopper.analyzers.replay.job import ERROR_RATIO, predicted_of
 from chopper.analyzers.replay.path import LAG, Lane, causes_of, lane_of, path_of
 from chopper.analyzers.replay.scenario import Base, Scenario
 from chopper.analyzers.replay.schedule import tables
-from chopper.analyzers.replay.whatif_options import not_fixable
+from chopper.analyzers.replay.whatif_options import UNCOUPLING, not_fixable
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.columns import ints, row_set
 from chopper.analyzers.trace.join import Links
@@ -273,12 +273,17 @@ class Replay:
         savings: dict[str, Recoverable] = {}
         job = self.job
         coupled_ratio = self.coupled_ratio if job is None else job.coupled_ratio
-        for row in self.run.causes() if job is None else self.whole.causes():
+        rows = self.run.causes() if job is None else self.whole.causes()
+        waits = {row.id: row.time_ns for row in rows if row.id in UNCOUPLING}
+        for row in rows:
             why = row.withheld or not_fixable(row.id)
-            if row.id == "communication.wait" and not coupled_ratio:
+            if row.id in UNCOUPLING and not coupled_ratio:
                 why = why or "no collective was seen on all ranks of its group"
             if row.id == "communication.wait" and is_staged(self.run):
                 why = why or "without any waiting the bubble would be gone, too: --fix all keeps it"
+            more = row.id in UNCOUPLING and max(waits, key=waits.__getitem__)
+            if more and more != row.id:
+                why = why or f"without any waiting {more} would be gone, too"
             if why:
                 savings[row.id] = Recoverable(None, reason=why)
             else:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 NOT_FIXABLE = {
     "compute.ideal": "it is the model's own math at the device's peak",
     "compute.vector.roofline": "it is the time that its bytes need at the device's bandwidth",
-    "communication.transfer.at_peak": "it is the time that its bytes need on the link: use a "
-    "faster link (--link), or send less",
+    **dict.fromkeys(
+        (c for c in LEAVES if c.startswith("communication.") and c.endswith(".at_peak")),
+        "it is the time that its bytes need on the link: use a faster link (--link), or send less",
+    ),
     "idle.unlaunched": "no launch was recorded, so what the device waited for is unknown",
     "idle.no_step": "no device event shows what was waited for",
     **dict.fromkeys(
@@ -54,6 +56,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "core_wait": ("compute.core_wait", _HOST + "core_wait"),
 }
 """Plain names of what one wants to be rid of, beside the ids of causes and their last parts."""
+
+
+UNCOUPLING = frozenset(
+    ("communication.wait", "communication.expert.imbalance", "communication.context.imbalance")
+)
+"""Leaves that go where ranks do not wait for each other, all together."""
 
 
 def leaves_of(cause: str) -> list[str]:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.events.collectives import WAIT, Members
+from chopper.analyzers.causes.uneven import UNEVEN_RATIO, Work, at_equal_speed
+from chopper.analyzers.events.collectives import Members
 from chopper.analyzers.events.device import Events, of_class
 from chopper.analyzers.events.groups import rows_of, sum_by, time_in
 from chopper.analyzers.events.steps import windows_of
@@ -26,6 +27,7 @@ from chopper.analyzers.trace.columns import (
     strings,
 )
 from chopper.analyzers.views import Rows, view
+from chopper.causes import WAITS
 from chopper.statistics import discoveries, t_test
 from chopper.storage.run import ranks_of
 
@@ -151,8 +153,8 @@ def outlier_ranks(run: Attribution) -> Rows:
         return []
     observed = time_ns.sum(axis=2)
     recorded = observed > 0
-    wait = causes.index(WAIT) if WAIT in causes else None
-    waiting = np.zeros_like(observed) if wait is None else time_ns[:, :, wait]
+    waits = np.array([cause in WAITS for cause in causes])
+    waiting = time_ns[:, :, waits].sum(axis=2)
     own = np.where(recorded, observed - waiting, np.nan)
     deviation = own - np.nanmedian(own, axis=0)
     count = np.maximum(recorded.sum(axis=1), 1)
@@ -164,8 +166,7 @@ def outlier_ranks(run: Attribution) -> Rows:
     out &= np.abs(mean) > _LEAST_DEVIATION * np.nanmean(own)
     per_step = time_ns.sum(axis=1) / count[:, None]
     excess = per_step - np.median(per_step, axis=0)
-    if wait is not None:
-        excess[:, wait] = 0
+    excess[:, waits] = 0
     mainly = np.argmax(excess * np.sign(mean)[:, None], axis=1)
     rows = np.arange(len(mean))
     group = _alike(per_step, float(observed[recorded].mean()))
@@ -283,7 +284,7 @@ def stragglers(run: Attribution, members: Members) -> Rows:
     if not len(late):
         return []
     wait_ns = wait_ns[late]
-    exposed_ns = members.total(time_in(run.pieces, members.rank, members.row, WAIT))[late]
+    exposed_ns = members.total(_waited(run, members))[late]
     spent, causes = _spent(run, members)
     own = spent[members.straggler][late]
     others = np.add.reduceat(spent, members.first, axis=0)[late] - own
@@ -319,6 +320,13 @@ def stragglers(run: Attribution, members: Members) -> Rows:
         "late_collective_count": came_last[rank],
         "late_ratio": came_last[rank] / len(late),
     }
+
+
+def _waited(run: Attribution, found: Members) -> np.ndarray:
+    """Return how long each row waited for others while nothing else ran."""
+    present = [row.id for row in run.leaves() if row.id in WAITS]
+    times = (time_in(run.pieces, found.rank, found.row, cause) for cause in present)
+    return np.asarray(sum(times, np.zeros(len(found.row), dtype=np.int64)))
 
 
 def _in_steps(run: Attribution, found: Members) -> np.ndarray:
@@ -433,7 +441,7 @@ def worst(table: pa.Table) -> Worst | None:
 Kind = Literal[
     "late_rank", "late_entry", "uneven_work", "experts", "ring", "pipeline", "taking_turns"
 ]
-_UNEVEN_RATIO = 1.1
+_IMBALANCES = ("communication.expert.imbalance", "communication.context.imbalance")
 
 
 class Uneven(msgspec.Struct, frozen=True, kw_only=True):
@@ -476,26 +484,30 @@ def uneven(run: Attribution, members: Members, events: Events) -> Uneven | None:
         return Uneven(
             kind="late_rank",
             worst=msgspec.structs.replace(direct, cause=slow.cause, excess_ns=slow.excess_ns),
-            wait_ratio=sum(r.time_ns for r in run.leaves() if _waits(r.id)) / run.observed_ns,
+            wait_ratio=sum(r.time_ns for r in run.leaves() if r.id in WAITS) / run.observed_ns,
             work_ratio=None,
             own_ns=own_ns,
             peers_ratio=slow.peers_ratio,
         )
     more_ns, longer_ns = (_beyond(times, found.rank) for times in (work_ns, own_ns))
     others_ns = work_ns[found.rank] - more_ns
-    waited_ns = sum(row.time_ns for row in run.leaves() if _waits(row.id))
+    waits_ns = {row.id: row.time_ns for row in run.leaves() if row.id in WAITS}
+    waited_ns = sum(waits_ns.values())
     steps_count = next(rank.steps for rank in run.ranks if rank.rank == found.rank)
     caused_ns = waited_ns * found.share_ratio / (len(own_ns) - 1) / steps_count
     is_uneven = 2 * more_ns >= max(longer_ns, caused_ns) and others_ns > 0
-    is_uneven &= work_ns[found.rank] >= _UNEVEN_RATIO * others_ns
+    is_uneven &= work_ns[found.rank] >= UNEVEN_RATIO * others_ns
     inside = _in_steps(run, members)
     sent = inside & matching(*strings(members.table, "collective"), lambda name: name == "sendrecv")
-    circulates = _sends_its_own(run, members, sent, events)
+    circulates = any(m.uneven is not None and m.uneven.ring for m in run.matched.values())
+    experts_ns, ring_ns = (waits_ns.get(cause, 0) for cause in _IMBALANCES)
     kind: Kind = "late_rank"
-    if 2 * members.wait_ns[sent].sum() > members.wait_ns[inside].sum() and not circulates:
+    if 2 * (experts_ns + ring_ns) >= max(waited_ns, 1):
+        kind = "experts" if experts_ns >= ring_ns else "ring"
+    elif 2 * members.wait_ns[sent].sum() > members.wait_ns[inside].sum() and not circulates:
         kind = "pipeline"
     elif is_uneven:
-        kind = "ring" if circulates else "experts" if _unequal(members) else "uneven_work"
+        kind = "uneven_work"
     elif found.share_ratio <= (1 + 1 / members.rank_count.min()) / 2:
         kind = "taking_turns"
     elif found.entered_ratio > 1 / 2 and 2 * longer_ns < caused_ns:
@@ -512,14 +524,9 @@ def uneven(run: Attribution, members: Members, events: Events) -> Uneven | None:
 def own_times(run: Attribution) -> dict[int, int]:
     """Return the mean step of each rank without waiting for other ranks, in ns."""
     time_ns, ranks, causes = cube(run)
-    own = time_ns[:, :, [not _waits(cause) for cause in causes]].sum(axis=(1, 2))
+    own = time_ns[:, :, [cause not in WAITS for cause in causes]].sum(axis=(1, 2))
     steps = np.maximum((time_ns.sum(axis=2) > 0).sum(axis=1), 1)
     return dict(zip(ranks.tolist(), np.rint(own / steps).astype(int).tolist(), strict=True))
-
-
-def _waits(cause: str) -> bool:
-    """Return whether a leaf is waiting for other ranks."""
-    return cause == WAIT or ".pipeline." in cause
 
 
 class SlowAtStage(msgspec.Struct, frozen=True):
@@ -556,7 +563,7 @@ def slow_at_its_stage(run: Attribution) -> SlowAtStage | None:
         longest = int(peers[np.argmax(busy[peers])])
         if busy[longest] - middle > more_ns:
             last, usual, more_ns = longest, middle, float(busy[longest] - middle)
-    if last < 0 or busy[last] < _UNEVEN_RATIO * usual:
+    if last < 0 or busy[last] < UNEVEN_RATIO * usual:
         return None
     peers = stage == stage[last]
     excess = np.where(computes, of_causes[last] - np.median(of_causes[peers], axis=0), 0)
@@ -578,47 +585,9 @@ def _work(run: Attribution, events: Events) -> dict[int, float]:
     all ranks together: a slow rank has no more work for being slow.
     """
     rows = np.flatnonzero(of_class(events, "compute"))
-    (op, ops), (kernel, kernels) = events.op, events.kernel
-    name = np.where(op >= 0, op, len(ops) + kernel)[rows]
-    count = len(ops) + len(kernels)
-    amount = np.ones(len(rows))
-    for known in (events.work_bytes[rows], events.work_flop[rows]):
-        lacking = np.bincount(name[~(known > 0)], minlength=count) > 0
-        amount = np.where(lacking[name], amount, known)
-    total = np.maximum(np.bincount(name, amount, count), 1)
-    work = amount * (np.bincount(name, events.dur_ns[rows], count) / total)[name]
+    (op, ops), (kernel, _) = events.op, events.kernel
+    name, calls = np.where(op >= 0, op, len(ops) + kernel)[rows], np.ones(len(rows))
+    amounts = (events.work_bytes[rows], events.work_flop[rows], events.dur_ns[rows])
+    work = at_equal_speed(Work(name, calls, *amounts))
     rank = events.rank[rows]
     return {r.rank: float(work[rank == r.rank].sum()) / max(r.steps, 1) for r in run.ranks}
-
-
-def _sends_its_own(run: Attribution, found: Members, sent: np.ndarray, events: Events) -> bool:
-    """Tell whether every rank sends, in most steps, before it has worked on what it received.
-
-    In a ring it does; the last stage of a pipeline sends only what it made of what it received.
-    """
-    for rank in np.unique(found.rank[sent]).tolist():
-        mine = sent & (found.rank == rank)
-        rows, start, end = found.row[mine], found.arrival_ns[mine], found.left_ns[mine]
-        of = run.joined[rank].communication
-        outward = [bool(k.key and k.key.what.startswith(f"send {rank}→")) for k in of.kinds]
-        sends = np.array(outward)[of.kind[np.searchsorted(of.event_row, rows)]]
-        begun = events.start_ns[(events.rank == rank) & of_class(events, "compute")]
-        offset = ints(run.joined[rank].device_event, "start_ns")[rows[0]] - start[0]
-        step, own = ints(run.links[rank], "step_index")[rows], []
-        for number in np.unique(step):
-            out, back = (step == number) & sends, (step == number) & ~sends
-            first, received = start[out].min(initial=2**62), end[back].min(initial=2**62)
-            works = (begun - offset >= received) & (begun - offset < first)
-            own.append(out.any() and back.any() and not works.any())
-        if 2 * sum(own) <= len(own):
-            return False
-    return bool(sent.any())
-
-
-def _unequal(found: Members) -> bool:
-    """Tell whether ranks send unequal amounts in a fourth or more of the all-to-all exchanges."""
-    to_all = matching(*strings(found.table, "collective"), lambda name: name == "alltoall")
-    size = ints(found.table, "message_bytes")
-    least, most = (f.reduceat(size, found.first) for f in (np.minimum, np.maximum))
-    exchanges = to_all[found.first] & (least > 0)
-    return bool(4 * (most >= _UNEVEN_RATIO * least)[exchanges].sum() >= max(exchanges.sum(), 1))
