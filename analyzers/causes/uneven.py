@@ -47,18 +47,32 @@ class Work(NamedTuple):
     dur_ns: np.ndarray
 
 
-def at_equal_speed(work: Work) -> np.ndarray:
-    """Return how long each row takes if all work of a name goes at the speed of the whole, in ns.
+def at_equal_speed(work: Work, rank: np.ndarray) -> np.ndarray:
+    """Return how long each row takes if all ranks work as fast as the one in the middle, in ns.
 
-    Its amount is FLOP, where a name lacks them on some row bytes, where it lacks these calls.
+    The amount of work is FLOP, where a name lacks them on some row bytes, where it lacks these
+    calls. Speeds are compared name by name.
+
+    Args:
+        work: of all ranks.
+        rank: of each row.
     """
     count = int(work.name.max(initial=-1)) + 1
     amount = work.calls_count.astype(np.float64)
     for known in (work.moved_bytes, work.flop):
         lacking = np.bincount(work.name[~(known > 0)], minlength=count) > 0
         amount = np.where(lacking[work.name], amount, known)
-    total = np.maximum(np.bincount(work.name, amount, count), 1)
-    return np.asarray(amount * (np.bincount(work.name, work.dur_ns, count) / total)[work.name])
+    first, of = distinct_rows([work.name, rank])
+    took_ns = np.bincount(of, work.dur_ns, len(first)) / np.maximum(np.bincount(of, amount), 1)
+    return np.asarray(amount * _middle(took_ns, work.name[first], count)[work.name])
+
+
+def _middle(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Return the lower median of each of ``count`` groups; 0 of one without values."""
+    order = np.lexsort((values, group))
+    sizes = np.bincount(group, minlength=count)
+    at = np.cumsum(sizes) - sizes + (np.maximum(sizes, 1) - 1) // 2
+    return np.where(sizes > 0, np.append(values[order], 0.0)[np.minimum(at, len(order))], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +82,7 @@ class Exchanges:
     Attributes:
         numbers: of the rank's windows.
         kinds: of its communication.
-        event_row, kind, window, entered_ns: of each exchange that is a collective.
+        event_row, kind, window: of each exchange that is a collective.
         ring_ranks: those it sends to or receives from in a ring; empty without one.
         sends_own: in most steps it sends before it has worked on what it received.
         stretch: of each row of ``work``: the exchange before which it is, or, counted on from
@@ -81,7 +95,6 @@ class Exchanges:
     event_row: np.ndarray
     kind: np.ndarray
     window: np.ndarray
-    entered_ns: np.ndarray
     ring_ranks: frozenset[int]
     sends_own: bool
     stretch: np.ndarray
@@ -111,7 +124,6 @@ def exchanges_of(joined: JoinedRank) -> Exchanges | None:
         communication.event_row[rows],
         kind,
         window[rows],
-        entered_ns,
         ring_ranks,
         bool(in_ring) and _sends_its_own(joined, mine & sent, window),
         *work,
@@ -219,7 +231,7 @@ def uneven_waits(
     rings = _rings(exchanges, work)
     members = _members(exchanges, matched, work)
     experts = _unequal(members)
-    rank, steps, dimension, waits = members.expected(experts)
+    rank, steps, dimension, less_ns = members.less_work(experts)
     found = {}
     for one, of in exchanges.items():
         numbers = np.unique(of.numbers)
@@ -227,9 +239,9 @@ def uneven_waits(
         for number in range(len(_DIMENSIONS)):
             mine = np.flatnonzero((rank == one) & (dimension == number))
             at = np.searchsorted(numbers, steps[mine])
-            by_dimension.append(np.bincount(at, waits[mine], len(numbers)))
+            by_dimension.append(np.bincount(at, less_ns[mine], len(numbers)))
         if one in rings:
-            by_dimension[1] += rings[one]
+            by_dimension[1] = by_dimension[1] + rings[one]
         expert_ns, context_ns = np.rint(by_dimension).astype(np.int64)
         found[one] = UnevenWaits(numbers, expert_ns, context_ns, experts, one in rings)
     return found
@@ -249,13 +261,14 @@ def _by_rank(exchanges: Mapping[int, Exchanges]) -> dict[int, _Spent]:
     for of in exchanges.values():
         code = np.array([numbers.setdefault(name, len(numbers)) for name in of.names] or [0])
         parts.append(of.work._replace(name=code[of.work.name]))
-    equal = at_equal_speed(Work(*map(np.concatenate, zip(*parts, strict=True))))
+    rank = np.repeat([*exchanges], [len(part.name) for part in parts])
+    equal = at_equal_speed(Work(*map(np.concatenate, zip(*parts, strict=True))), rank)
     bounds = np.cumsum([len(part.name) for part in parts])[:-1]
     spent = {}
-    for (rank, of), own_ns in zip(exchanges.items(), np.split(equal, bounds), strict=True):
+    for (one, of), own_ns in zip(exchanges.items(), np.split(equal, bounds), strict=True):
         count = len(of.event_row) + len(of.numbers)
         sums = (np.bincount(of.stretch, values, count) for values in (own_ns, of.work.dur_ns))
-        spent[rank] = _Spent(*sums)
+        spent[one] = _Spent(*sums)
     return spent
 
 
@@ -305,7 +318,6 @@ class _Members(NamedTuple):
         to_all: whether it is an all-to-all.
         sent_bytes: NaN where unknown.
         work_ns, busy_ns: before it, since the last one of the group.
-        wait_ns: for the rank that came last.
     """
 
     first: np.ndarray
@@ -317,7 +329,6 @@ class _Members(NamedTuple):
     sent_bytes: np.ndarray
     work_ns: np.ndarray
     busy_ns: np.ndarray
-    wait_ns: np.ndarray
 
     def uneven(self, ratio: float) -> np.ndarray:
         """Return a mask of the exchanges in which some rank puts in so much more than another."""
@@ -326,21 +337,20 @@ class _Members(NamedTuple):
         least, most = (f.reduceat(self.sent_bytes, self.first) for f in (np.minimum, np.maximum))
         return np.asarray(self.to_all[self.first] & (most >= ratio * least) & (most > 0))
 
-    def expected(self, experts: bool) -> tuple[np.ndarray, ...]:
-        """Return rank, step, dimension and what it waits for more work, row by row, in ns.
+    def less_work(self, experts: bool) -> tuple[np.ndarray, ...]:
+        """Return rank, step, dimension and how much less it worked than the most, in ns.
 
         Where ranks put in unequal numbers of bytes, these are the tokens that they worked on.
         """
         if not len(self.of):
-            return self.rank, self.step, self.dimension, self.wait_ns
+            return self.rank, self.step, self.dimension, self.work_ns
         by_tokens = self.uneven(UNEVEN_RATIO)[self.of]
-        sums = (np.add.reduceat(v, self.first)[self.of] for v in (self.busy_ns, self.sent_bytes))
-        busy_ns, sent_bytes = sums
-        per_token = self.sent_bytes * (busy_ns / np.maximum(sent_bytes, 1))
-        work_ns = np.where(by_tokens, per_token, self.work_ns)
+        per_byte_ns = self.busy_ns / np.maximum(self.sent_bytes, 1)
+        equal_ns = self.sent_bytes * _middle(per_byte_ns, self.of, len(self.first))[self.of]
+        work_ns = np.where(by_tokens, equal_ns, self.work_ns)
         most = np.maximum.reduceat(work_ns, self.first)[self.of]
         dimension = np.where((self.dimension < 0) & self.to_all & experts, 0, self.dimension)
-        return self.rank, self.step, dimension, np.minimum(most - work_ns, self.wait_ns)
+        return self.rank, self.step, dimension, most - work_ns
 
 
 def _members(
@@ -352,7 +362,6 @@ def _members(
     parts = []
     for rank, of in exchanges.items():
         instance = matched[rank].instance[of.event_row]
-        ready_ns = matched[rank].ready_ns[of.event_row]
         rows = np.flatnonzero(instance >= 0)
         of_kind = [
             (
@@ -364,10 +373,9 @@ def _members(
         ]
         columns = [np.array(column)[of.kind[rows]] for column in zip(*of_kind, strict=True)]
         numbers, busy = of.numbers[of.window[rows]], spent[rank]
-        waits = np.maximum(ready_ns[rows] - of.entered_ns[rows], 0)
         here = np.full(len(rows), rank)
         before = (busy.work_ns[: len(of.event_row)][rows], busy.busy_ns[: len(of.event_row)][rows])
-        parts.append([instance[rows], here, numbers, *columns, *before, waits])
+        parts.append([instance[rows], here, numbers, *columns, *before])
     instance, *columns = (np.concatenate(of) for of in zip(*parts, strict=True))
     order = np.argsort(instance, kind="stable")
     new = run_starts(instance[order])
@@ -403,19 +411,20 @@ def by_dimension(joined: JoinedRank, matched: Matched, states: States, exposed: 
     placed = exposed._replace(cause=np.where(of < 0, exposed.cause, _ALONG[of, exposed.cause]))
     if matched.uneven is None:
         return placed
-    window = states.window[exposed.fragment]
-    parts, rest_ns = [], exposed.time_ns
-    last = len(matched.uneven.steps) - 1
-    at = np.minimum(np.searchsorted(matched.uneven.steps, joined.windows.numbers), last)
-    known = matched.uneven.steps[at] == joined.windows.numbers
-    for name, most_ns in zip(
-        _DIMENSIONS, (matched.uneven.expert_ns, matched.uneven.context_ns), strict=True
-    ):
-        waits = (exposed.cause == _WAIT) & (of == _PLACED.index(name))
-        held_ns = np.where(waits, exposed.time_ns, 0)
-        uneven_ns = taken(window, held_ns, np.where(known, most_ns[at], 0))
-        parts.append((exposed.fragment, CODES[f"communication.{name}.imbalance"], uneven_ns))
-        rest_ns = rest_ns - uneven_ns
+    window, uneven = states.window[exposed.fragment], matched.uneven
+    at = np.minimum(np.searchsorted(uneven.steps, joined.windows.numbers), len(uneven.steps) - 1)
+    known = uneven.steps[at] == joined.windows.numbers
+    parts = []
+    held_ns = np.where(exposed.cause == _WAIT, exposed.time_ns, 0)
+    for name, wait_ns in (("expert", uneven.expert_ns), ("context", uneven.context_ns)):
+        left_ns = np.where(known, wait_ns[at], 0)
+        # Who has less work may wait for the others later: there they go on together.
+        for mine in (of == _PLACED.index(name), np.ones(len(of), dtype=bool)):
+            uneven_ns = taken(window, np.where(mine, held_ns, 0), left_ns)
+            left_ns = left_ns - np.bincount(window, uneven_ns, len(left_ns)).astype(np.int64)
+            held_ns = held_ns - uneven_ns
+            parts.append((exposed.fragment, CODES[f"communication.{name}.imbalance"], uneven_ns))
+    rest_ns = exposed.time_ns - sum(uneven_ns for *_, uneven_ns in parts)
     return stacked([(placed.fragment, placed.cause, rest_ns), *parts])
 
 

@@ -579,15 +579,11 @@ def _beyond(times: Mapping[int, float], rank: int) -> float:
 
 
 def _work(run: Attribution, events: Events) -> dict[int, float]:
-    """Return the work of each rank in a step, in ns at the mean speed of all ranks.
-
-    Of each operator (or kernel) the FLOP, else the bytes, else the calls, times what these take on
-    all ranks together: a slow rank has no more work for being slow.
-    """
+    """Return the work of each rank in a step, in ns at equal speed: see :func:`at_equal_speed`."""
     rows = np.flatnonzero(of_class(events, "compute"))
     (op, ops), (kernel, _) = events.op, events.kernel
     name, calls = np.where(op >= 0, op, len(ops) + kernel)[rows], np.ones(len(rows))
     amounts = (events.work_bytes[rows], events.work_flop[rows], events.dur_ns[rows])
-    work = at_equal_speed(Work(name, calls, *amounts))
     rank = events.rank[rows]
+    work = at_equal_speed(Work(name, calls, *amounts), rank)
     return {r.rank: float(work[rank == r.rank].sum()) / max(r.steps, 1) for r in run.ranks}

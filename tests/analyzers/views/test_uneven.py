@@ -43,8 +43,8 @@ def reduced(start: int, end: int) -> Event:
     return start, end, {"kernel": ALL_REDUCE, "sequence": 1}
 
 
-def to_all(start: int, end: int, elements: int) -> Event:
-    counts = {"in_elements_count": 1000, "out_elements_count": elements}
+def to_all(start: int, end: int, sent: int, received: int, group: str = "0") -> Event:
+    counts = {"in_elements_count": sent, "out_elements_count": received, "group_name": group}
     return start, end, {"kernel": "ncclDevKernel_AllToAll", "collective": "all_to_all"} | counts
 
 
@@ -80,16 +80,22 @@ def test_a_rank_with_more_work_is_not_slow() -> None:
 
 
 def test_exchanges_of_unequal_sizes_are_those_of_experts() -> None:
-    ranks = [
-        alone(to_all(0, 10, few), *((a + 10, b + 10, c) for a, b, c in work), reduced(start, 420))
-        for few, work, start in ((400, [MM], 110), (1600, FOUR, 410))
-    ]
-    assert kind_of(*ranks).kind == "experts"
-    equal = [
-        alone(to_all(0, 10, 1000), *((a + 10, b + 10, c) for a, b, c in work), reduced(start, 420))
-        for work, start in (([MM], 110), (FOUR, 410))
-    ]
-    assert kind_of(*equal).kind == "uneven_work"
+    """Tokens go to the experts and come back; the rank with four times as many works as long."""
+
+    def experts(few: int, many: int) -> Uneven:
+        return kind_of(
+            *(
+                alone(
+                    to_all(0, 10, 1000, tokens),
+                    *((a + 10, b + 10, c) for a, b, c in work),
+                    to_all(10 + len(work) * 100, 420, tokens, 1000),
+                )
+                for tokens, work in ((few, [MM]), (many, FOUR))
+            )
+        )
+
+    assert experts(400, 1600).kind == "experts"
+    assert experts(1000, 1000).kind == "uneven_work"
 
 
 def test_a_ring_sends_before_it_works_and_a_pipeline_after() -> None:
