@@ -128,18 +128,25 @@ def _by_operator(
     if not len(events):
         return
     dur = links.events.dur_ns[events].astype(np.float64)
-    total = np.bincount(modelled, weights=dur, minlength=len(links.host))
-    part = np.divide(dur, total[modelled], out=np.zeros_like(dur), where=total[modelled] > 0)
+    # What a graph replays is the operator's work again, each time.
+    replay = np.where(
+        pick(links.host.named(names.is_graph_launch), links.launch_row[events], otherwise=False),
+        links.launch_row[events],
+        -1,
+    )
+    first, run = distinct_rows([modelled, replay])
+    total = np.bincount(run, weights=dur, minlength=len(first))
+    part = np.divide(dur, total[run], out=np.zeros_like(dur), where=total[run] > 0)
     # The longest kernel of an operator tells its arithmetic (helpers such as split-K reductions do
     # not). Few distinct pairs of operator signature and kernel repeat over many events.
     name_codes, name_values = links.events.names
-    most = np.full(len(links.host), -np.inf)
-    np.maximum.at(most, modelled, dur)
-    is_longest = dur == most[modelled]
-    longest = np.zeros(len(links.host), dtype=np.int64)
-    longest[modelled[is_longest]] = name_codes[events[is_longest]]
+    most = np.full(len(first), -np.inf)
+    np.maximum.at(most, run, dur)
+    is_longest = dur == most[run]
+    longest = np.zeros(len(first), dtype=np.int64)
+    longest[run[is_longest]] = name_codes[events[is_longest]]
     signature = operators.signature[modelled]
-    pairs, pair = compact(signature.astype(np.int64) * len(name_values) + longest[modelled])
+    pairs, pair = compact(signature.astype(np.int64) * len(name_values) + longest[run])
     width = len(name_values)
     kernels = [name_values[k % width] for k in pairs]
     works = [

@@ -73,6 +73,16 @@ def _of_launches(joined: JoinedRank, links: Links) -> Iterator[Finding]:
         yield finding("trace.double_backward", count=joined.double_backward_count)
     if joined.host_only:
         return
+    graphs = joined.of_graphs
+    if graphs is not None and graphs.events_count > graphs.found_count:
+        yield finding(
+            "graph.without_capture",
+            count=graphs.events_count - graphs.found_count,
+            total=graphs.events_count,
+            why="captures in the trace are of other kernels, or several could be meant"
+            if graphs.captures_count
+            else "the trace has no capture",
+        )
     lost = joined.windows.lost_steps
     if lost:
         steps = links.steps

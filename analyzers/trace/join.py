@@ -172,9 +172,14 @@ def link(
 
 def _span_of(host: HostSpans, launch_row: np.ndarray, op_row: np.ndarray) -> np.ndarray:
     """Return the launch of each event, unless its operator is known and is not around that."""
-    operator = host.of("cpu_op")
-    around = pick(host.nesting.within(operator), launch_row, otherwise=False)
-    return np.where((launch_row >= 0) & (around | (op_row < 0)), launch_row, op_row)
+    both = np.flatnonzero((launch_row >= 0) & (op_row >= 0))
+    launch, operator = launch_row[both], op_row[both]
+    around = host.nesting.thread[launch] == host.nesting.thread[operator]
+    around &= host.start_ns[operator] <= host.start_ns[launch]
+    around &= host.ends(operator) >= host.start_ns[launch]
+    span = np.where(launch_row >= 0, launch_row, op_row)
+    span[both] = np.where(around, launch, operator)
+    return span
 
 
 def annotation_rows(links: Links) -> np.ndarray:

@@ -205,6 +205,12 @@ is_kernel_launch = NameSearch(
 )
 """A call that starts kernels: one, or those of a graph."""
 
+is_copy_call = NameSearch(r"^(cuda|hip|cu)Memcpy")
+"""A call that copies memory."""
+
+is_fill_call = NameSearch(r"^(cuda|hip|cu)Memset")
+"""A call that fills memory."""
+
 is_capture_begin = NameSearch(r"^(cuda|hip|cu)StreamBeginCapture")
 """From this call on, launches become nodes of a graph and start nothing."""
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from chopper.analyzers.trace import names
 from chopper.analyzers.trace.collectives import Communication, describe
 from chopper.analyzers.trace.columns import dictionary, ints, pick, row_set, strings
+from chopper.analyzers.trace.graphs import GraphEvents, replays_of
 from chopper.analyzers.trace.join import (
     Links,
     annotation_rows,
@@ -54,6 +55,7 @@ class JoinedRank:
         event_link: the declared table, row by row with ``device_event``.
         event_step, sharding_copy, span_phase, span_layer: as in :class:`join.Links`.
         double_backward_count: operators of a backward that is differentiated itself.
+        of_graphs: how many events graphs ran; None without a device.
     """
 
     inputs: RankTables
@@ -67,6 +69,7 @@ class JoinedRank:
     double_backward_count: int
     windows: Windows
     communication: Communication
+    of_graphs: GraphEvents | None = None
 
     def stored(self) -> JoinedRank:
         """Return it without the tables that it was joined from, which ``restored`` puts back."""
@@ -152,12 +155,14 @@ def join_rank(inputs: RankTables) -> JoinedRank:
     calls, has_kernel = kernel_launches(host, events)
     # Launches without any event are of a device that was not recorded.
     host_only = not len(events) and not len(calls)
+    replays = None
     if host_only:
         device_event, launch_row = host_as_device(host)
         events, op_row = DeviceEvents(device_event), launch_row
     else:
         launch_row = launches_of(host, events)
-        op_row = operators_of(host, events, launch_row)
+        replays = replays_of(host, events, launch_row)
+        op_row = operators_of(host, events, np.where(replays.call >= 0, replays.call, launch_row))
     steps = traced_steps(inputs.step)
     launch_ns = pick(host.start_ns, launch_row, events.start_ns)
     step = step_of_events(events, steps, launch_ns, launch_row >= 0)
@@ -202,6 +207,7 @@ def join_rank(inputs: RankTables) -> JoinedRank:
         double_backward_count=double_backward_count,
         windows=windows,
         communication=communication,
+        of_graphs=None if replays is None else replays.counts,
     )
 
 
