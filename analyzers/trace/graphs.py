@@ -6,6 +6,7 @@ nodes under one launch, so that nothing in its events tells their operators: the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from chopper.analyzers.trace.tables import DeviceEvents, HostSpans
 _KERNEL, _COPY, _FILL = range(3)
 
 
-class GraphEvents(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GraphEvents:
     """Events that graphs ran, those of them whose captured call is known, and graphs captured."""
 
     events_count: int = 0
