@@ -430,7 +430,7 @@ _LEAST_RANKS = 4
 
 def _browser_page(run: Attribution) -> Page:
     """Return the page with its figures, tables, timeline and their data."""
-    from chopper.reports import clocks, figures, lanes, series
+    from chopper.reports import clocks, figures, job, lanes, series
     from chopper.reports.to_html import deflate_text, to_script_json
 
     # What is large and used once is made first, and gone before the views are.
@@ -448,6 +448,7 @@ def _browser_page(run: Attribution) -> Page:
     sections = [
         *([_timeline(story, packed)] if packed.windows else []),
         *(_times(story, replay) if run.observed_ns else []),
+        *([of_job] if (of_job := job.section(near)) is not None else []),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
         *([of_clocks] if of_clocks is not None else []),
         *([_telemetry(story, curves)] if curves else []),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from chopper import wording as fmt
 from chopper.analyzers.actions import actions as ranked
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.jobs.whatif import Bubble
+from chopper.analyzers.jobs.whatif import Bubble, JobSlowdown
 from chopper.analyzers.replay.answers import WhatIf
 from chopper.analyzers.replay.replay import Replay
 from chopper.analyzers.replay.whatif_options import not_fixable
@@ -187,26 +187,6 @@ def _job(prediction: WhatIf) -> list[Section]:
     job = prediction.job
     if job is None:
         return []
-    simulated, ideal = fmt.duration(job.simulated_step_ns), fmt.duration(job.ideal_step_ns)
-    lines = [
-        f"Slowdown S = {job.slowdown_ratio:.3f}: a step takes {simulated} without launch delays; "
-        f"in the ideal job, with every operation at the mean of its type (communication: at its "
-        f"median transfer), {ideal}.",
-        f"Replayed unchanged, launch delays kept: {fmt.duration(job.replayed_step_ns)} for "
-        f"{fmt.duration(job.recorded_step_ns)}, {fmt.ratio(job.replay_error_ratio)} off, over "
-        f"{fmt.plural(job.steps_count, 'step')}.",
-    ]
-    ranks = ", ".join(map(str, job.worst_workers))
-    shares = {
-        "worst_workers_share_ratio": f"the worst 3 % of the workers (rank {ranks}; M_W)",
-        "last_stage_share_ratio": "the last stage (M_S)",
-    }
-    for name, what in shares.items():
-        share = getattr(job, name)
-        told = f"withheld: {job.reasons.get(name)}" if share is None else fmt.percent(share)
-        lines.append(f"Share of the excess that goes with {what}: {told}.")
-    if job.bubble is not None:
-        lines.append(_bubble(job.bubble))
     parts = {
         "Worker": job.workers,
         "Stage": job.stages,
@@ -227,8 +207,33 @@ def _job(prediction: WhatIf) -> list[Section]:
         "--json lists all parts.",
     )
     notes = (Items(items=[Item(note, "info") for note in job.notes]),) if job.notes else ()
-    section = (*map(Paragraph, lines), *notes, table)
+    section = (*map(Paragraph, job_lines(job)), *notes, table)
     return [Section(title="Slowdown of the job", blocks=section, id="job", short="Job")]
+
+
+def job_lines(job: JobSlowdown) -> list[str]:
+    """Return how much slower a job is than its ideal, and what its schedule leaves idle."""
+    simulated, ideal = fmt.duration(job.simulated_step_ns), fmt.duration(job.ideal_step_ns)
+    lines = [
+        f"Slowdown S = {job.slowdown_ratio:.3f}: a step takes {simulated} without launch delays; "
+        f"in the ideal job, with every operation at the mean of its type (communication: at its "
+        f"median transfer), {ideal}.",
+        f"Replayed unchanged, launch delays kept: {fmt.duration(job.replayed_step_ns)} for "
+        f"{fmt.duration(job.recorded_step_ns)}, {fmt.ratio(job.replay_error_ratio)} off, over "
+        f"{fmt.plural(job.steps_count, 'step')}.",
+    ]
+    ranks = ", ".join(map(str, job.worst_workers))
+    shares = {
+        "worst_workers_share_ratio": f"the worst 3 % of the workers (rank {ranks}; M_W)",
+        "last_stage_share_ratio": "the last stage (M_S)",
+    }
+    for name, what in shares.items():
+        share = getattr(job, name)
+        told = f"withheld: {job.reasons.get(name)}" if share is None else fmt.percent(share)
+        lines.append(f"Share of the excess that goes with {what}: {told}.")
+    if job.bubble is not None:
+        lines.append(_bubble(job.bubble))
+    return lines
 
 
 def _bubble(bubble: Bubble) -> str:
