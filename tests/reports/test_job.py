@@ -38,7 +38,7 @@ def test_the_layout_is_stages_by_replicas(slow: Section) -> None:
     [heat] = grid.figure["data"]
     assert (len(heat["y"]), len(heat["x"])) == (4, 2)
     assert heat["z"][0][0] == max(max(row) for row in heat["z"])
-    assert heat["z"][0][0] > 1.5
+    assert heat["z"][0][0] > 1.3
 
 
 def test_the_schedule_stands_beside_the_ideal_one(slow: Section) -> None:
