@@ -198,6 +198,7 @@ def _gantt(job: Job, replica: int) -> dict[str, Any]:
             {
                 "type": "bar",
                 "orientation": "h",
+                "meta": "schedule",
                 "name": plain(role.replace("_", " ")),
                 "base": [round(float(t) / scale, 4) for t in ends - took],
                 "x": [round(float(t) / scale, 4) for t in took],
@@ -206,6 +207,7 @@ def _gantt(job: Job, replica: int) -> dict[str, Any]:
                 "customdata": numbers,
                 "textposition": "inside",
                 "insidetextanchor": "middle",
+                "insidetextfont": {"color": "#ffffff"},
                 "marker": {"color": PHASE_COLORS.get(phase, GREY), "line": {"width": 0}},
                 "hovertemplate": f"%{{y}}, {plain(role)} of micro-batch %{{customdata}}<br>"
                 f"from %{{base:.3f}} {unit}, %{{x:.3f}} {unit}<extra></extra>",

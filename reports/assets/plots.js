@@ -42,7 +42,7 @@ function themed(figure) {
     if (trace.orientation === "h") { out.textfont = { color: text, size: 12 }; }
     return out;
   });
-  if (NARROW.matches && !css.printing) above(data.filter((trace) => trace.orientation === "h"), layout);
+  if (NARROW.matches && !css.printing) above(data.filter((trace) => trace.orientation === "h" && trace.meta !== "schedule"), layout);
   return { data, layout };
 }
 
