@@ -204,13 +204,16 @@ def _gantt(job: Job, replica: int) -> dict[str, Any]:
                 "x": [round(float(t) / scale, 4) for t in took],
                 "y": [*(f"stage {n}" for n in stage), *(f"stage {n}, ideal" for n in stage)],
                 "text": numbers if len(passes) <= _LABELLED else [""] * len(numbers),
-                "customdata": numbers,
+                "customdata": [
+                    [number, fmt.duration(end - time_ns), fmt.duration(time_ns)]
+                    for number, end, time_ns in zip(numbers, ends, took, strict=True)
+                ],
                 "textposition": "inside",
                 "insidetextanchor": "middle",
                 "insidetextfont": {"color": "#ffffff"},
                 "marker": {"color": PHASE_COLORS.get(phase, GREY), "line": {"width": 0}},
-                "hovertemplate": f"%{{y}}, {plain(role)} of micro-batch %{{customdata}}<br>"
-                f"from %{{base:.3f}} {unit}, %{{x:.3f}} {unit}<extra></extra>",
+                "hovertemplate": f"%{{y}}, {plain(role)} of micro-batch "
+                "%{customdata[0]}<br>from %{customdata[1]}, for %{customdata[2]}<extra></extra>",
             }
         )
     stages = np.unique(nodes.stage)
