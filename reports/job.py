@@ -9,7 +9,7 @@ import numpy as np
 
 from chopper import wording as fmt
 from chopper.analyzers.attribution import Attribution
-from chopper.analyzers.jobs.model import Job
+from chopper.analyzers.jobs.model import Job, Nodes
 from chopper.analyzers.jobs.prediction import OperationReplay, operations_or_reason
 from chopper.analyzers.jobs.schedules import COMPUTE, FORWARD
 from chopper.analyzers.jobs.whatif import JobSlowdown, Slowdown
@@ -74,28 +74,17 @@ def _of_model(modelled: OperationReplay) -> Section:
     )
 
 
-def _worst(run: Attribution, job: Job, slowdown: JobSlowdown) -> Table:
+def _worst(run: Attribution, job: Job, slowdown: JobSlowdown) -> Table | Paragraph:
     """Return the parts that slow the step most, with what they do longer, and what to try."""
-    named = {one.name: one for each in (slowdown.workers, slowdown.stages) for one in each}
-    for one in slowdown.replicas if len(slowdown.replicas) > 1 else ():
-        # A replica that is as slow as one of its ranks is that rank's.
-        if all(abs(one.slowdown_ratio - w.slowdown_ratio) > 1e-9 for w in slowdown.workers):
-            named[one.name] = one
-    worst = sorted(named.values(), key=lambda one: -one.slowdown_ratio)[:_WORST]
     rows = []
-    for one in (one for one in worst if one.slowdown_ratio >= _LEAST_SLOWDOWN):
+    for one, operation, factor in _slow_parts(job, slowdown)[:_WORST]:
         kind, _, number = one.name.partition(" ")
-        operation, factor = _longest(job, one)
         fix = f"chopper whatif {shlex.quote(run.source)} --fix {kind}={number}"
-        told = f"{operation} takes {fmt.factor(factor)} as long as elsewhere"
-        rows.append(
-            (
-                one.name,
-                f"{one.slowdown_ratio:.3f}",
-                told if factor >= _LEAST_LONGER else "no operation stands out",
-                Cell(text=fix, code=True),
-            )
-        )
+        peers = "the others of its stage" if kind == "rank" else f"in other {kind}s"
+        told = f"{operation} takes {fmt.factor(factor)} as long as {peers}"
+        rows.append((one.name, f"{one.slowdown_ratio:.3f}", told, Cell(text=fix, code=True)))
+    if not rows:
+        return Paragraph("No rank, stage or replica takes 5 % longer than its peers.")
     columns = (
         Column("Slowest", kind="name"),
         "Slowdown",
@@ -105,20 +94,73 @@ def _worst(run: Attribution, job: Job, slowdown: JobSlowdown) -> Table:
     return Table(columns=columns, rows=rows, words=3)
 
 
-def _longest(job: Job, part: Slowdown) -> tuple[str, float]:
-    """Return the compute operation that takes longest in a part, and over the median of others."""
+def _slow_parts(job: Job, slowdown: JobSlowdown) -> list[tuple[Slowdown, str, float]]:
+    """Return the parts with an operation longer than their peers', the slowest first, with it.
+
+    A rank is compared with the others of its stage. A stage or a replica is as slow as its rank in
+    the middle, so that one slow rank does not count as either; the ranks of a slow replica are not
+    named again.
+    """
     nodes = job.nodes
-    kind, _, number = part.name.partition(" ")
-    of_worker = {"rank": nodes.ranks, "stage": nodes.stage, "replica": nodes.replica}[kind]
-    mine = (of_worker == int(number))[nodes.worker]
-    best = ("", 1.0)
-    for code, name in enumerate(nodes.types):
-        of_type = (nodes.type == code) & np.isin(nodes.role, COMPUTE)
-        here, others = job.own_ns[of_type & mine], job.own_ns[of_type & ~mine]
-        if here.size and others.size and np.median(others) > 0:
-            factor = float(here.mean() / np.median(others))
-            best = max(best, (name, factor), key=lambda pair: pair[1])
-    return best
+    longest: dict[str, tuple[str, float]] = {}
+    for code, operation in enumerate(nodes.types):
+        rows = (nodes.type == code) & np.isin(nodes.role, COMPUTE)
+        count = np.bincount(nodes.worker[rows], minlength=len(nodes.ranks))
+        if count.any():
+            own = np.bincount(nodes.worker[rows], job.own_ns[rows].mean(axis=1), len(nodes.ranks))
+            with np.errstate(invalid="ignore"):
+                factors = _factors(nodes, own / count)
+            for name, factor in factors.items():
+                if factor > longest.get(name, ("", 1.0))[1]:
+                    longest[name] = operation, factor
+    slow = {name: one for name, one in longest.items() if one[1] >= _LEAST_LONGER}
+    ranked = sorted(
+        (*slowdown.workers, *slowdown.stages, *slowdown.replicas),
+        key=lambda one: -one.slowdown_ratio,
+    )
+    replica_of = {
+        f"rank {r}": f"replica {n}" for r, n in zip(nodes.ranks, nodes.replica, strict=True)
+    }
+    return [
+        (one, *slow[one.name])
+        for one in ranked
+        if one.name in slow
+        and one.slowdown_ratio >= _LEAST_SLOWDOWN
+        and replica_of.get(one.name) not in slow
+    ]
+
+
+def _factors(nodes: Nodes, own_ns: np.ndarray) -> dict[str, float]:
+    """Return how many times as long as its peers' an operation takes in each part.
+
+    Args:
+        nodes: with the places of the workers.
+        own_ns: the operation's mean on each worker; NaN where it did not run.
+    """
+    stages, replicas = (np.unique(of) for of in (nodes.stage, nodes.replica))
+    by_rank = np.full(len(own_ns), np.nan)
+    for at in stages:
+        of = np.flatnonzero(nodes.stage == at)
+        by_rank[of] = _over_others(own_ns[of])
+    by_stage = _over_others(np.array([_middle(own_ns[nodes.stage == at]) for at in stages]))
+    by_replica = [_middle(by_rank[nodes.replica == at]) for at in replicas]
+    return {
+        **{f"stage {at}": float(f) for at, f in zip(stages, by_stage, strict=True)},
+        **{f"replica {at}": f for at, f in zip(replicas, by_replica, strict=True)},
+        **{f"rank {rank}": float(f) for rank, f in zip(nodes.ranks, by_rank, strict=True)},
+    }
+
+
+def _over_others(values: np.ndarray) -> np.ndarray:
+    """Return each value over the lower median of the others; NaN without any."""
+    others = [_middle(np.delete(values, i)) for i in range(len(values))]
+    return np.asarray(values / np.array(others))
+
+
+def _middle(values: np.ndarray) -> float:
+    """Return the lower median of what is known: of two, the quicker; NaN where nothing is."""
+    known = np.sort(values[~np.isnan(values)])
+    return float(known[(len(known) - 1) // 2]) if len(known) else float("nan")
 
 
 def _dimensions(slowdown: JobSlowdown) -> Table:

@@ -448,7 +448,7 @@ def _browser_page(run: Attribution) -> Page:
     sections = [
         *([_timeline(story, packed)] if packed.windows else []),
         *(_times(story, replay) if run.observed_ns else []),
-        *([of_job] if (of_job := job.section(near)) is not None else []),
+        *([of_job] if (of_job := job.section(run)) is not None else []),
         *([_details()] if any(table.num_rows for table in tables.values()) else []),
         *([of_clocks] if of_clocks is not None else []),
         *([_telemetry(story, curves)] if curves else []),

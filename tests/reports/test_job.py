@@ -9,6 +9,7 @@ import pytest
 from chopper import pipeline
 from chopper.reports import job as reported
 from chopper.reports.page import Figure, Paragraph, Section, Table
+from chopper.reports.run import page as page_of
 from tests.known_causes.pipelines import Job, write
 
 
@@ -24,13 +25,41 @@ def slow(tmp_path: Path) -> Section:
     return section_of(Job().with_longer(2, replica=0, stage=0), tmp_path)
 
 
-def test_the_slowest_part_comes_first_with_what_it_does_longer(slow: Section) -> None:
-    worst = next(block for block in slow.blocks if isinstance(block, Table))
-    names = [str(row[0]) for row in worst.rows]
-    assert "rank 0" in names[:2]
-    row = worst.rows[names.index("rank 0")]
-    assert "2.0× as long as elsewhere" in str(row[2])
-    assert "--fix rank=0" in str(row[3])
+def worst_of(section: Section) -> list[list[str]]:
+    worst = next(block for block in section.blocks if isinstance(block, Table))
+    return [[cell.text for cell in row] for row in worst.typed_rows()]
+
+
+def test_a_slow_rank_is_named_alone_with_what_it_does_longer(slow: Section) -> None:
+    # Its stage and its replica are slow by this rank only.
+    [[name, _, evidence, command]] = worst_of(slow)
+    assert name == "rank 0"
+    assert evidence.endswith("takes 2.0× as long as the others of its stage")
+    assert command.endswith("--fix rank=0")
+
+
+def test_a_long_stage_is_named_without_its_ranks(tmp_path: Path) -> None:
+    [[name, _, evidence, _]] = worst_of(section_of(Job().with_longer(2, stage=3), tmp_path))
+    assert name == "stage 3"
+    assert evidence.endswith("takes 2.0× as long as in other stages")
+
+
+def test_a_slow_replica_is_named_without_its_ranks(tmp_path: Path) -> None:
+    job = Job(replicas=3).with_longer(2, replica=1)
+    names = [row[0] for row in worst_of(section_of(job, tmp_path))]
+    assert names == ["replica 1"]
+
+
+def test_ranks_that_are_alike_are_not_named(tmp_path: Path) -> None:
+    even = section_of(Job(), tmp_path)
+    assert any("takes 5 % longer" in b.text for b in even.blocks if isinstance(b, Paragraph))
+
+
+def test_some_of_the_ranks_are_not_taken_for_the_job(tmp_path: Path) -> None:
+    run = pipeline.attribute(write(Job(), tmp_path / "job.csv"), ranks=[0, 1])
+    [reason] = next(s for s in page_of(run, "html").sections if s.id == "job").blocks
+    assert isinstance(reason, Paragraph)
+    assert "it needs all ranks and steps" in reason.text
 
 
 def test_the_layout_is_stages_by_replicas(slow: Section) -> None:
