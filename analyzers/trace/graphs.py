@@ -51,7 +51,7 @@ def replays_of(host: HostSpans, events: DeviceEvents, launch_row: np.ndarray) ->
     rows = np.flatnonzero(replayed)
     if not len(rows):
         return Replays(call, GraphEvents())
-    captures = _captures(host)
+    captures = _captures(host, np.isin(np.arange(len(host)), launch_row))
     known = {kinds: calls for kinds, calls in captures.items() if calls is not None}
     node = ints(events.table, "graph_node_id")[rows]
     stream = ints(events.table, "stream_id")[rows]
@@ -82,10 +82,14 @@ def _ordered(launch: np.ndarray, node: np.ndarray, stream: np.ndarray) -> set[in
     return {*launch[order][first][(least >= 0) | (low == high)].tolist()}
 
 
-def _captures(host: HostSpans) -> dict[tuple[int, ...], np.ndarray | None]:
+def _captures(host: HostSpans, started: np.ndarray) -> dict[tuple[int, ...], np.ndarray | None]:
     """Return the calls of each captured graph by their kinds; None where two graphs are alike.
 
     Graphs of the same operators, captured twice, are one.
+
+    Args:
+        host: spans of the host.
+        started: mask of the calls that started something themselves: another thread's.
     """
     begins, ends = (
         host.start_ns[host.named(name) & host.of("runtime", "driver")]
@@ -97,7 +101,7 @@ def _captures(host: HostSpans) -> dict[tuple[int, ...], np.ndarray | None]:
         mine = host.named(name) & host.of("runtime", "driver")
         is_call |= mine
         kind[mine] = number
-    calls = np.flatnonzero(is_call)
+    calls = np.flatnonzero(is_call & ~started)
     # The runtime's call and the driver's within it are one.
     calls = calls[host.nesting.topmost(is_call)[calls] == calls]
     nested = host.named(names.is_graph_launch)

@@ -24,6 +24,7 @@ def captured(
     captures: int = 1,
     numbered: bool = True,
     streams: int = 1,
+    started: bool = False,
 ) -> Attribution:
     """Attribute a trace of a model that is captured, and of replays that ran some kernels."""
     trace = Trace(dialect=TODAY)
@@ -36,6 +37,8 @@ def captured(
             trace.op(name, at + 400, 1_000, shapes=shapes)
             trace.call("cudaLaunchKernel", at + 600, 100)
             at += 2_000
+        if started:
+            trace.launch("other", at, 50, kernel_at=at + 300, kernel_for=100)
         trace.call("cudaStreamEndCapture", at + 2_000, 100)
         at += 4_000
     device_at = at + 20_000
@@ -81,6 +84,13 @@ def test_nothing_is_guessed_where_counts_differ(tmp_path: Path) -> None:
     [found] = [f for f in run.findings if f.code == "graph.without_capture"]
     assert found.count == 6
     assert "several could be meant" in found.message
+
+
+def test_a_launch_that_starts_its_own_kernel_is_not_captured(tmp_path: Path) -> None:
+    run = captured(tmp_path / "trace.json", [[GEMM, ADD]], started=True)
+    assert operators(run)[-2:] == ["aten::mm", "aten::add"]
+    run = captured(tmp_path / "other.json", [[GEMM, ADD, ADD]], started=True)
+    assert operators(run)[-3:] == [None] * 3
 
 
 def test_two_captures_of_other_shapes_are_not_told_apart(tmp_path: Path) -> None:
